@@ -1,0 +1,140 @@
+package netguard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// tuned is a transport for many calls to few hosts. The default of two idle
+// connections per host would dial anew for nearly every call.
+func tuned() *http.Transport {
+	return &http.Transport{
+		Proxy:               nil,
+		MaxIdleConns:        4096,
+		MaxIdleConnsPerHost: 512,
+		IdleConnTimeout:     90 * time.Second,
+		TLSHandshakeTimeout: 10 * time.Second,
+		ForceAttemptHTTP2:   true,
+		DisableCompression:  true, // the wire decodes, with its own cap
+		WriteBufferSize:     8 << 10,
+		ReadBufferSize:      16 << 10,
+		// Server headers are bounded too.
+		MaxResponseHeaderBytes: 64 << 10,
+	}
+}
+
+// Infra is the transport for one endpoint that config names: it dials that host
+// and port and nothing else, whatever a library asks it for.
+func Infra(hostport string) *http.Transport {
+	t := tuned()
+	t.MaxIdleConnsPerHost = 16
+	t.DisableCompression = false
+	t.DialContext = DialOnly("tcp", hostport)
+	return t
+}
+
+// InfraSocket is Infra for a Unix socket.
+func InfraSocket(path string) *http.Transport {
+	t := tuned()
+	d := net.Dialer{Timeout: 5 * time.Second}
+	t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return d.DialContext(ctx, "unix", path)
+	}
+	return t
+}
+
+// DialOnly dials one target and refuses every other address.
+func DialOnly(network, target string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	d := net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	return func(ctx context.Context, _, addr string) (net.Conn, error) {
+		if addr != target {
+			return nil, fmt.Errorf("%w: %s is not %s, which config names", ErrRefused, addr, target)
+		}
+		return d.DialContext(ctx, network, addr)
+	}
+}
+
+// Once makes req impossible for net/http to send twice: it takes the rewind
+// function and gives a non-nil body to a request without one. Without this a
+// POST with an Idempotency-Key is repeated behind our back when a reused
+// connection closes after the server already acted.
+func Once(req *http.Request) {
+	req.GetBody = nil
+	if req.Body == nil || req.Body == http.NoBody {
+		req.Body = io.NopCloser(bytes.NewReader(nil))
+		req.ContentLength = 0
+	}
+}
+
+// NothingSent reports that err proves the peer never acted on the request.
+// wroteHeaders says whether the request's header was written.
+func NothingSent(err error, wroteHeaders bool) bool {
+	if err == nil {
+		return false
+	}
+	if errors.Is(err, ErrRefused) {
+		return true
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return true
+	}
+	var dns *net.DNSError
+	if errors.As(err, &dns) {
+		return true
+	}
+	// net/http's HTTP/2 keeps these errors private; their text is all there is.
+	// "cannot retry err" is written only for streams the peer says it did not
+	// process: REFUSED_STREAM, or above the last stream of a GOAWAY.
+	if text := err.Error(); strings.Contains(text, "http2: Transport: cannot retry err [") || strings.Contains(text, "REFUSED_STREAM") {
+		return true
+	}
+	return !wroteHeaders
+}
+
+// legacyIPv4 reads 2130706433, 0x7f000001, 0177.1 and their like, which C
+// resolvers take for addresses.
+func legacyIPv4(host string) (netip.Addr, bool) {
+	parts := strings.Split(host, ".")
+	if len(parts) > 4 {
+		return netip.Addr{}, false
+	}
+	var nums []uint64
+	for _, p := range parts {
+		n, err := strconv.ParseUint(p, 0, 33)
+		if err != nil || strings.Contains(p, "_") {
+			return netip.Addr{}, false
+		}
+		nums = append(nums, n)
+	}
+	last := nums[len(nums)-1]
+	var v uint64
+	for i, n := range nums[:len(nums)-1] {
+		if n > 255 {
+			return netip.Addr{}, false
+		}
+		v |= n << (24 - 8*i)
+	}
+	if last >= 1<<(8*(5-len(nums))) {
+		return netip.Addr{}, false
+	}
+	v |= last
+	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}), true
+}
+
+func atoi(port string) uint16 {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return 0
+	}
+	return uint16(n)
+}

@@ -1,0 +1,97 @@
+package plane
+
+import (
+	"crypto/rand"
+	"strings"
+	"time"
+)
+
+// Ids are a prefix and a 26-character lower-case ULID, so they sort by time.
+type (
+	ConnectionID string // con_…
+	RunID        string // run_…
+	CallID       string // cal_…
+	SessionID    string // ses_…
+	ResultID     string // res_…
+)
+
+// Prefixes of the ids.
+const (
+	prefixConnection = "con_"
+	prefixRun        = "run_"
+	prefixCall       = "cal_"
+	prefixSession    = "ses_"
+	prefixResult     = "res_"
+	prefixAudit      = "aud_"
+)
+
+// NewConnectionID makes an id; now gives its time part.
+func NewConnectionID(now time.Time) ConnectionID { return ConnectionID(newID(prefixConnection, now)) }
+
+// NewRunID makes an id; now gives its time part.
+func NewRunID(now time.Time) RunID { return RunID(newID(prefixRun, now)) }
+
+// NewCallID makes an id; now gives its time part.
+func NewCallID(now time.Time) CallID { return CallID(newID(prefixCall, now)) }
+
+// NewSessionID makes an id; now gives its time part.
+func NewSessionID(now time.Time) SessionID { return SessionID(newID(prefixSession, now)) }
+
+// NewResultID makes an id; now gives its time part.
+func NewResultID(now time.Time) ResultID { return ResultID(newID(prefixResult, now)) }
+
+// NewAuditID makes an id; now gives its time part.
+func NewAuditID(now time.Time) string { return newID(prefixAudit, now) }
+
+const crockford = "0123456789abcdefghjkmnpqrstvwxyz"
+
+// newID writes prefix and a ULID: 48 bits of milliseconds, 80 bits of chance.
+func newID(prefix string, now time.Time) string {
+	var raw [16]byte
+	ms := uint64(now.UnixMilli())
+	for i := range 6 {
+		raw[i] = byte(ms >> (40 - 8*i))
+	}
+	rand.Read(raw[6:]) // never fails: the runtime stops the program instead
+	out := make([]byte, len(prefix)+26)
+	copy(out, prefix)
+	encodeULID(out[len(prefix):], raw)
+	return string(out)
+}
+
+// encodeULID writes 128 bits as 26 base-32 digits, the first carrying three.
+func encodeULID(dst []byte, raw [16]byte) {
+	hi := uint64(0)
+	for _, b := range raw[:8] {
+		hi = hi<<8 | uint64(b)
+	}
+	lo := uint64(0)
+	for _, b := range raw[8:] {
+		lo = lo<<8 | uint64(b)
+	}
+	for i := 25; i >= 0; i-- {
+		dst[i] = crockford[lo&31]
+		lo = lo>>5 | hi<<59
+		hi >>= 5
+	}
+}
+
+// ValidID reports whether s is prefix and a well-formed ULID.
+func ValidID(prefix, s string) bool {
+	rest, ok := strings.CutPrefix(s, prefix)
+	if !ok || len(rest) != 26 {
+		return false
+	}
+	for i := range len(rest) {
+		if strings.IndexByte(crockford, rest[i]) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// IsRunID and IsCallID tell the two ids that people type apart.
+func IsRunID(s string) bool { return ValidID(prefixRun, s) }
+
+// IsCallID reports whether s is the id of a call.
+func IsCallID(s string) bool { return ValidID(prefixCall, s) }

@@ -1,0 +1,94 @@
+package plane
+
+import "time"
+
+// Limits is the one table of bounds. Every refusal names the field, in the
+// spelling of the config file. The zero value is not usable: start from
+// DefaultLimits.
+type Limits struct {
+	HeaderTimeout   time.Duration `yaml:"header_timeout"`   // until a server's response header
+	IdleTimeout     time.Duration `yaml:"idle_timeout"`     // without progress within one request
+	RequestTimeout  time.Duration `yaml:"request_timeout"`  // one request in all
+	DiscoverOne     time.Duration `yaml:"discover_one"`     // discovery of one connection
+	DiscoverAll     time.Duration `yaml:"discover_all"`     // all discovery of one run
+	DiscoverAtOnce  int           `yaml:"discover_at_once"` // connections discovered beside each other
+	ResponseBytes   int           `yaml:"response_bytes"`   // a response body or stream
+	ResponseBuffers int           `yaml:"response_buffers"` // results held in memory, process-wide, in bytes
+
+	CatalogTools       int `yaml:"catalog_tools"`
+	CatalogPages       int `yaml:"catalog_pages"`
+	SchemaBytes        int `yaml:"schema_bytes"`
+	SchemaDepth        int `yaml:"schema_depth"`
+	DescriptionBytes   int `yaml:"description_bytes"`   // stored
+	DescriptionOffered int `yaml:"description_offered"` // shown to a model, in characters
+
+	CallsPerRun   int           `yaml:"calls_per_run"` // remote calls, all servers
+	TurnsPerRun   int           `yaml:"turns_per_run"`
+	RunTime       time.Duration `yaml:"run_time"` // waiting for a person not counted
+	ModelTimeout  time.Duration `yaml:"model_timeout"`
+	RunsAtOnce    int           `yaml:"runs_at_once"`
+	PromptBytes   int           `yaml:"prompt_bytes"`
+	ResultChars   int           `yaml:"result_chars"`        // of one result, shown to a model
+	ResultKept    int           `yaml:"result_kept"`         // bytes of one result kept for result_read
+	ResultKeptRun int           `yaml:"result_kept_per_run"` // the same, of all results of a run
+
+	SessionsPerConnection int           `yaml:"sessions_per_connection"`
+	SessionIdle           time.Duration `yaml:"session_idle"`
+	ToolsOffered          int           `yaml:"tools_offered"`
+	FingerprintMaxAge     time.Duration `yaml:"fingerprint_max_age"`
+	RunLease              time.Duration `yaml:"run_lease"` // how long a run's owner may be silent
+}
+
+// DefaultLimits is the table of design §6.
+func DefaultLimits() Limits {
+	return Limits{
+		HeaderTimeout: 10 * time.Second, IdleTimeout: 30 * time.Second, RequestTimeout: 10 * time.Minute,
+		DiscoverOne: 20 * time.Second, DiscoverAll: 40 * time.Second, DiscoverAtOnce: 4,
+		ResponseBytes: 2 << 20, ResponseBuffers: 64 << 20,
+		CatalogTools: 256, CatalogPages: 16, SchemaBytes: 32 << 10, SchemaDepth: 64,
+		DescriptionBytes: 4 << 10, DescriptionOffered: 1024,
+		CallsPerRun: 50, TurnsPerRun: 40, RunTime: 30 * time.Minute, ModelTimeout: 5 * time.Minute,
+		RunsAtOnce: 64, PromptBytes: 256 << 10,
+		ResultChars: 30_000, ResultKept: 2 << 20, ResultKeptRun: 16 << 20,
+		SessionsPerConnection: 256, SessionIdle: 5 * time.Minute,
+		ToolsOffered: 40, FingerprintMaxAge: time.Minute, RunLease: 30 * time.Second,
+	}
+}
+
+// MaxResultChars is how far config may raise ResultChars.
+const MaxResultChars = 512 << 10
+
+// Validate names the first limit that makes no sense.
+func (l Limits) Validate() error {
+	type named struct {
+		name string
+		v    int64
+	}
+	for _, n := range []named{
+		{"header_timeout", int64(l.HeaderTimeout)}, {"idle_timeout", int64(l.IdleTimeout)},
+		{"request_timeout", int64(l.RequestTimeout)}, {"discover_one", int64(l.DiscoverOne)},
+		{"discover_all", int64(l.DiscoverAll)}, {"discover_at_once", int64(l.DiscoverAtOnce)},
+		{"response_bytes", int64(l.ResponseBytes)}, {"response_buffers", int64(l.ResponseBuffers)},
+		{"catalog_tools", int64(l.CatalogTools)}, {"catalog_pages", int64(l.CatalogPages)},
+		{"schema_bytes", int64(l.SchemaBytes)}, {"schema_depth", int64(l.SchemaDepth)},
+		{"description_bytes", int64(l.DescriptionBytes)}, {"description_offered", int64(l.DescriptionOffered)},
+		{"calls_per_run", int64(l.CallsPerRun)}, {"turns_per_run", int64(l.TurnsPerRun)},
+		{"run_time", int64(l.RunTime)}, {"model_timeout", int64(l.ModelTimeout)},
+		{"runs_at_once", int64(l.RunsAtOnce)}, {"prompt_bytes", int64(l.PromptBytes)},
+		{"result_chars", int64(l.ResultChars)}, {"result_kept", int64(l.ResultKept)},
+		{"result_kept_per_run", int64(l.ResultKeptRun)}, {"sessions_per_connection", int64(l.SessionsPerConnection)},
+		{"session_idle", int64(l.SessionIdle)}, {"tools_offered", int64(l.ToolsOffered)},
+		{"run_lease", int64(l.RunLease)},
+	} {
+		if n.v <= 0 {
+			return Errorf(InvalidInput, "limits.%s must be greater than zero.", n.name).At("limits." + n.name)
+		}
+	}
+	if l.FingerprintMaxAge < 0 {
+		return Errorf(InvalidInput, "limits.fingerprint_max_age must not be negative; 0 checks before every call.").At("limits.fingerprint_max_age")
+	}
+	if l.ResultChars > MaxResultChars {
+		return Errorf(InvalidInput, "limits.result_chars may be at most %d.", MaxResultChars).At("limits.result_chars")
+	}
+	return nil
+}

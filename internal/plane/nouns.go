@@ -1,0 +1,172 @@
+package plane
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// ScopeKind is the kind of owner of a setting, highest trust first.
+type ScopeKind string
+
+// The tiers, in order of trust.
+const (
+	ScopeOrg   ScopeKind = "org"
+	ScopeAgent ScopeKind = "agent"
+	ScopeTeam  ScopeKind = "team"
+	ScopeUser  ScopeKind = "user"
+)
+
+// Scope says who owns a setting: org, agent:<slug>, team:<id> or user:<person>.
+type Scope struct {
+	Kind ScopeKind
+	Name string // empty for org
+}
+
+// String is the scope as people write it.
+func (s Scope) String() string {
+	if s.Kind == ScopeOrg {
+		return string(ScopeOrg)
+	}
+	return string(s.Kind) + ":" + s.Name
+}
+
+// Rank orders scopes by trust; a lower rank wins a name.
+func (s Scope) Rank() int {
+	switch s.Kind {
+	case ScopeOrg:
+		return 0
+	case ScopeAgent:
+		return 1
+	case ScopeTeam:
+		return 2
+	}
+	return 3
+}
+
+// Trust says how far an agent may be reached by connections that admins did not
+// choose for it.
+type Trust string
+
+// An agent that does not say otherwise is guarded.
+const (
+	Open    Trust = "open"
+	Guarded Trust = "guarded"
+)
+
+// Agent is a slug, a model, a prompt, a toolset and a trust.
+type Agent struct {
+	Slug        string
+	Model       string
+	Prompt      string
+	Trust       Trust
+	Tools       []string // built-in tools
+	Results     Results
+	MCP         bool // D17: off makes its model requests free of every trace of MCP
+	Description string
+}
+
+// Results is the form in which a session hands on what a server said.
+type Results string
+
+// Own runs are always marked; an ingress agent chooses.
+const (
+	Marked Results = "marked"
+	Raw    Results = "raw"
+)
+
+// Principal is who is calling.
+type Principal struct {
+	Kind string // local, user, token
+	ID   string // cli:local, or issuer|subject
+	Team string // the team this request belongs to, if any
+}
+
+// Local is the caller on the socket in the data directory: an org admin.
+var Local = Principal{Kind: "local", ID: "cli:local"}
+
+// Auth is how a connection signs in.
+type Auth string
+
+// Auth kinds a pinned connection may name in this version.
+const (
+	AuthNone   Auth = "none"
+	AuthBearer Auth = "bearer"
+)
+
+// Connection is one account at one server, owned by one scope.
+type Connection struct {
+	ID       ConnectionID
+	Scope    Scope
+	Slug     string
+	Label    string
+	Endpoint string
+	Auth     Auth
+	TokenEnv string   // the variable that holds a pinned bearer token
+	Agents   []string // empty: every open agent
+	Enabled  bool
+	Version  int64  // raised by people's changes; fences offers and dispatches
+	Digest   string // of what a person set, so a restart can tell a change
+	MaxBytes int    // response cap, 0 for the limit's
+}
+
+// Class says whether a tool may be repeated.
+type Class string
+
+// Anything that nobody reviewed is an effect.
+const (
+	Effect Class = "effect"
+	Query  Class = "query"
+)
+
+// Definition is one tool exactly as the server sent it, with what we read of it.
+type Definition struct {
+	Name         string // the server's own name
+	Raw          json.RawMessage
+	Fingerprint  string // lower-case hex SHA-256 over the canonical form
+	Description  string // clipped to the stored bound
+	InputSchema  json.RawMessage
+	ReadOnly     bool // readOnlyHint: true
+	Destructive  bool // destructiveHint: true
+	Class        Class
+	Unsupported  string // why it is shown and not offered; empty for supported
+	ParamHeaders []ParamHeader
+}
+
+// SideEffectFree says that a call may run beside others: the server claims it
+// only reads. It never says that a call may be repeated.
+func (d *Definition) SideEffectFree() bool { return d.ReadOnly && !d.Destructive }
+
+// ParamHeader is an argument that 2026-07-28 mirrors into a request header.
+type ParamHeader struct {
+	Path []string // property names from the root of the arguments
+	Name string   // the part after Mcp-Param-
+	Type string   // string, number, integer, boolean
+}
+
+// Health is what the last discovery of a connection gave.
+type Health string
+
+// Catalog health.
+const (
+	HealthPending      Health = "pending"
+	HealthOK           Health = "ok"
+	HealthUnavailable  Health = "unavailable"
+	HealthUnauthorized Health = "unauthorized"
+)
+
+// Catalog is what one connection offers: a stored snapshot with its health.
+type Catalog struct {
+	Connection   ConnectionID
+	Version      int64 // of the connection it was captured under
+	Revision     int64
+	Health       Health
+	Detail       string
+	CapturedAt   time.Time
+	FailedAt     time.Time
+	Instructions string
+	Server       string // name and version the server gave itself
+	Definitions  []Definition
+}
+
+// Stale reports that the catalog was captured under an older configuration.
+func (c *Catalog) Stale(version int64) bool { return c.CapturedAt.IsZero() || c.Version != version }
