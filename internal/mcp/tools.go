@@ -1,0 +1,310 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"patchbay/internal/plane"
+)
+
+// Listing is a server's tool list with its own bytes.
+type Listing struct {
+	Tools []json.RawMessage
+	Notes []string // why the list is not whole
+}
+
+// ListTools follows the pages to the caps. A repeated cursor ends the listing;
+// the page it led to is not added twice.
+func (c *Client) ListTools(ctx context.Context) (Listing, error) {
+	var l Listing
+	seen := map[string]bool{}
+	cursor, has := "", false
+	for page := 0; ; page++ {
+		if page == c.o.Bounds.Pages {
+			l.Notes = append(l.Notes, fmt.Sprintf("The list was cut after %d pages (catalog_pages).", page))
+			return l, nil
+		}
+		next, more, err := c.listPage(ctx, &l, cursor, has)
+		if err != nil {
+			return Listing{}, err
+		}
+		if len(l.Tools) > c.o.Bounds.Tools {
+			l.Notes = append(l.Notes, fmt.Sprintf("The list was cut at %d tools (catalog_tools).", c.o.Bounds.Tools))
+			l.Tools = l.Tools[:c.o.Bounds.Tools]
+			return l, nil
+		}
+		// An empty cursor ends a legacy list and is a real one in 2026-07-28.
+		if !more || next == "" && c.era == EraLegacy {
+			return l, nil
+		}
+		if seen[next] || has && next == cursor {
+			l.Notes = append(l.Notes, "The server's pages repeat; the list was ended there.")
+			return l, nil
+		}
+		seen[next] = true
+		cursor, has = next, true
+	}
+}
+
+func (c *Client) listPage(ctx context.Context, l *Listing, cursor string, has bool) (next string, more bool, err error) {
+	params := []byte{'{'}
+	if c.era == EraModern {
+		params = append(append(append(params, `"_meta":{`...), c.meta...), '}')
+	}
+	if has {
+		if len(params) > 1 {
+			params = append(params, ',')
+		}
+		params = appendString(append(params, `"cursor":`...), cursor)
+	}
+	m, err := c.do(ctx, exchange{method: methodToolsList, params: append(params, '}'), modern: c.era == EraModern, first: c.o.Bounds.Header})
+	if err != nil {
+		return "", false, err
+	}
+	bad := func(err error) error {
+		return fault(plane.FaultProtocol, "The server's tool list cannot be read.", err)
+	}
+	found := false
+	err = Members(m.Result, Answer, func(key string, v []byte) error {
+		switch key {
+		case "tools":
+			found = true
+			return Elements(v, Answer, func(tool []byte) error {
+				l.Tools = append(l.Tools, bytes.Clone(tool))
+				return nil
+			})
+		case "nextCursor":
+			next, more = String(v)
+		}
+		return nil
+	})
+	if err != nil || !found {
+		return "", false, bad(err)
+	}
+	return next, more, nil
+}
+
+// Call is one tools/call. Arguments are spliced as they are: they must be one
+// JSON object that Check accepts.
+type Call struct {
+	Name      string
+	Arguments json.RawMessage
+	Headers   []plane.ParamHeader // arguments mirrored into headers
+	Trace     string              // W3C traceparent; empty for none
+	Extra     json.RawMessage     // further members of params, without braces
+	Progress  func(params json.RawMessage)
+}
+
+// Reply is what the server answered to a call, with its own bytes.
+type Reply struct {
+	Result     json.RawMessage
+	IsError    bool
+	NeedsInput bool // 2026-07-28: resultType input_required
+}
+
+// CallTool sends one call, once. A failure is an *Error whose Ending says what
+// is known of the call.
+func (c *Client) CallTool(ctx context.Context, call Call) (Reply, error) {
+	modern := c.era == EraModern
+	size := len(call.Name) + len(call.Arguments) + len(call.Extra) + len(c.meta) + 160
+	params := append(make([]byte, 0, size), `{"_meta":{`...)
+	if modern {
+		params = append(params, c.meta...)
+	}
+	if call.Trace != "" {
+		if modern {
+			params = append(params, ',')
+		}
+		params = appendString(append(params, `"traceparent":`...), call.Trace)
+	}
+	params = append(params, `},"name":`...)
+	params = appendString(params, call.Name)
+	if len(call.Arguments) > 0 {
+		params = append(append(params, `,"arguments":`...), call.Arguments...)
+	}
+	if len(call.Extra) > 0 {
+		params = append(append(params, ','), call.Extra...)
+	}
+	params = append(params, '}')
+	if !modern && call.Trace == "" {
+		params = append([]byte{'{'}, params[len(`{"_meta":{},`):]...)
+	}
+	ex := exchange{method: methodToolsCall, params: params, name: call.Name, modern: modern, first: c.o.Bounds.Idle, progress: call.Progress}
+	if modern && len(call.Headers) > 0 {
+		ex.extra = paramHeaders(call.Arguments, call.Headers)
+	}
+	m, err := c.do(ctx, ex)
+	if err != nil {
+		return Reply{}, err
+	}
+	r := Reply{Result: m.Result}
+	if m.Result[0] != '{' {
+		return r, nil // an old form; the reader of results copes
+	}
+	err = topMembers(m.Result, func(key string, v []byte) {
+		switch key {
+		case "isError":
+			r.IsError = string(v) == "true"
+		case "resultType":
+			s, _ := String(v)
+			r.NeedsInput = s == "input_required"
+		}
+	})
+	if err != nil {
+		return Reply{}, fault(plane.FaultProtocol, "The server's result cannot be read.", err)
+	}
+	return r, nil
+}
+
+// topMembers visits the members of an object that was checked already.
+func topMembers(b []byte, fn func(key string, value []byte)) error {
+	s := scanner{b: b, reading: Answer}
+	return s.object(func(key string, value []byte) error { fn(key, value); return nil })
+}
+
+// paramHeaders takes the mirrored arguments out of the arguments.
+func paramHeaders(args json.RawMessage, hs []plane.ParamHeader) http.Header {
+	out := http.Header{}
+	for _, h := range hs {
+		raw := []byte(args)
+		for _, p := range h.Path {
+			var found []byte
+			if len(raw) == 0 || raw[0] != '{' || Members(raw, Strict, func(k string, v []byte) error {
+				if k == p {
+					found = v
+				}
+				return nil
+			}) != nil {
+				raw = nil
+				break
+			}
+			raw = found
+		}
+		if len(raw) == 0 || string(raw) == "null" {
+			continue
+		}
+		text := string(raw)
+		if s, ok := String(raw); ok {
+			text = s
+		}
+		out[http.CanonicalHeaderKey(headerParam+h.Name)] = []string{encodeHeader(text)}
+	}
+	return out
+}
+
+const (
+	sentinelOpen  = "=?base64?"
+	sentinelClose = "?="
+)
+
+// encodeHeader writes a value as it is where a header can carry it, else in the
+// base64 sentinel (2026-07-28, transports, "value encoding").
+func encodeHeader(v string) string {
+	plain := strings.TrimSpace(v) == v && !(strings.HasPrefix(v, sentinelOpen) && strings.HasSuffix(v, sentinelClose))
+	for i := 0; plain && i < len(v); i++ {
+		plain = v[i] >= 0x20 && v[i] < 0x7f
+	}
+	if plain {
+		return v
+	}
+	return sentinelOpen + base64.StdEncoding.EncodeToString([]byte(v)) + sentinelClose
+}
+
+func decodeHeader(v string) (string, bool) {
+	inner, ok := strings.CutPrefix(v, sentinelOpen)
+	if !ok {
+		return v, true
+	}
+	if inner, ok = strings.CutSuffix(inner, sentinelClose); !ok {
+		return v, true
+	}
+	b, err := base64.StdEncoding.DecodeString(inner)
+	return string(b), err == nil
+}
+
+// ParamHeaders reads the x-mcp-header annotations of an input schema. An
+// invalid one makes the tool unusable in 2026-07-28, and is an error.
+func ParamHeaders(schema json.RawMessage) ([]plane.ParamHeader, error) {
+	if !bytes.Contains(schema, []byte("x-mcp-header")) {
+		return nil, nil
+	}
+	var out []plane.ParamHeader
+	seen := map[string]bool{}
+	err := collectHeaders(schema, nil, seen, &out)
+	return out, err
+}
+
+func collectHeaders(schema json.RawMessage, path []string, seen map[string]bool, out *[]plane.ParamHeader) error {
+	var s struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	if json.Unmarshal(schema, &s) != nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+		prop := s.Properties[name]
+		here := append(append([]string(nil), path...), name)
+		var p struct {
+			Type   json.RawMessage  `json:"type"`
+			Header *json.RawMessage `json:"x-mcp-header"`
+		}
+		if json.Unmarshal(prop, &p) != nil {
+			continue
+		}
+		if p.Header != nil {
+			kind, _ := String(p.Type)
+			h, ok := String(*p.Header)
+			switch {
+			case !ok || !token(h):
+				return fmt.Errorf("x-mcp-header of %q is not a header name", name)
+			case kind != "string" && kind != "integer" && kind != "boolean":
+				return fmt.Errorf("x-mcp-header of %q stands on a value that is no string, integer or boolean", name)
+			case seen[strings.ToLower(h)]:
+				return fmt.Errorf("x-mcp-header %q stands twice", h)
+			}
+			seen[strings.ToLower(h)] = true
+			*out = append(*out, plane.ParamHeader{Path: here, Name: h, Type: kind})
+		}
+		if err := collectHeaders(prop, here, seen, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// token reports an HTTP field name (RFC 9110 §5.6.2).
+func token(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// Request sends any other method and returns its result. params is one JSON
+// object without _meta; name is what the modern era mirrors into Mcp-Name.
+func (c *Client) Request(ctx context.Context, method, name string, params json.RawMessage) (json.RawMessage, error) {
+	inner := bytes.TrimSpace(params)
+	if len(inner) < 2 || inner[0] != '{' || inner[len(inner)-1] != '}' {
+		inner = []byte("{}")
+	}
+	modern := c.era == EraModern
+	if modern {
+		out := append(append([]byte(`{"_meta":{`), c.meta...), '}')
+		if rest := bytes.TrimSpace(inner[1 : len(inner)-1]); len(rest) > 0 {
+			out = append(append(out, ','), rest...)
+		}
+		inner = append(out, '}')
+	}
+	m, err := c.do(ctx, exchange{method: method, params: inner, name: name, modern: modern, first: c.o.Bounds.Header})
+	return m.Result, err
+}
