@@ -108,6 +108,9 @@ func (c *Client) SessionID() string { return c.session }
 func (c *Client) Open(ctx context.Context) error {
 	if c.era != EraLegacy {
 		err := c.discover(ctx)
+		if e := AsError(err); err != nil && e.RPC != nil && e.RPC.Code == CodeUnsupportedVersion && slices.Contains(supportedIn(e.RPC.Data), Version20260728) {
+			err = c.discover(ctx) // it names the version that was sent: ask once more
+		}
 		if err == nil {
 			c.era, c.version = EraModern, Version20260728
 			return nil

@@ -36,8 +36,7 @@ type Call struct {
 	ToolUse     string // the model's id of the call
 	Fingerprint string
 	Class       Class
-	Arguments   []byte // sealed at rest; empty once the call is settled and not needed
-	ArgsDigest  string // hex SHA-256
+	ArgsDigest  string // hex SHA-256 of the arguments; they themselves stand in the run's sealed messages
 	State       CallState
 	Reason      string // why it ended as it did, one sentence
 	Attempts    int

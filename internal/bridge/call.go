@@ -1,0 +1,250 @@
+package bridge
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"patchbay/internal/mcp"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+	"patchbay/internal/telemetry"
+	"patchbay/internal/upstream"
+)
+
+// MaxArguments bounds the arguments of one call, in bytes.
+const MaxArguments = 1 << 20
+
+// In is one call as a caller asks for it.
+type In struct {
+	Alias     string
+	Arguments json.RawMessage
+	Planned   *plane.Call // the row made by Plan; nil where there is none
+	// Observe joins the transaction that settles the call, for own runs.
+	Observe func(t plane.Tx, o *Out) error
+}
+
+// Out is how a call ended.
+type Out struct {
+	Call    *plane.Call // nil when the name was not offered
+	Text    string      // for a model; marked when it holds a server's words
+	Whole   string      // everything, when Text was cut
+	IsError bool
+	Raw     json.RawMessage // the server's own bytes, for raw sessions
+	Bytes   int
+	Fault   string // class of the failure for spans; empty for none
+}
+
+// Call takes one call down the road. A failure of the call is in Out; an error
+// means that our own store failed or the caller's time is over, and stops the
+// turn.
+func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
+	tool, ok := s.Tool(in.Alias)
+	if !ok {
+		return s.refuse(ctx, in, in.Planned, "There is no tool of that name in this session.", "unknown_tool")
+	}
+	args := in.Arguments
+	if len(args) == 0 || string(args) == "null" {
+		args = json.RawMessage(`{}`)
+	}
+	call := in.Planned
+	if call == nil {
+		call = s.newCall(tool, args)
+	} else if call.Fingerprint != tool.Definition.Fingerprint || call.Version != tool.Version || call.Connection != tool.Connection {
+		return s.refuse(ctx, in, call, "The tool changed since this call was planned; look at the tool again.", "changed")
+	}
+	if len(args) > MaxArguments {
+		return s.refuse(ctx, in, call, fmt.Sprintf("The arguments are larger than %d bytes.", MaxArguments), "too_large")
+	}
+	if args[0] != '{' || mcp.Check(args, mcp.Strict) != nil {
+		return s.refuse(ctx, in, call, "The arguments are not one unambiguous JSON object.", "bad_arguments")
+	}
+	if s.o.Run != "" {
+		if n := s.used.Add(1); n > int64(s.b.Limits.CallsPerRun) {
+			return s.refuse(ctx, in, call, fmt.Sprintf("This run has made its %d remote calls (calls_per_run).", s.b.Limits.CallsPerRun), "limited")
+		}
+	}
+	grant, denial := s.b.Policy().Decide(s.o.Principal, policy.Call, policy.Resource{Agent: s.o.Agent, Connection: tool.Connection, Version: tool.Version})
+	if denial != nil {
+		s.markStale(tool.Connection, denial.Kind)
+		return s.refuse(ctx, in, call, denial.Reason, "denied")
+	}
+	return s.send(ctx, in, tool, call, grant, args)
+}
+
+func (s *Session) markStale(id plane.ConnectionID, k plane.Kind) {
+	if k == plane.Conflict {
+		s.mu.Lock()
+		s.stale[id] = true
+		s.mu.Unlock()
+	}
+}
+
+// send is the part of the road that touches the network.
+func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call, g policy.Grant, args json.RawMessage) (*Out, error) {
+	ctx, span, traceparent := s.span(ctx, tool)
+	var ours error // a failure of our own store, which must stop the turn
+	res, end, sent, err := s.b.Upstream.Call(ctx, g, upstream.Request{
+		Session: s.id, Definition: tool.Definition, Arguments: args, MaxAge: s.maxAge(), Trace: traceparent,
+		Begin: func(ctx context.Context) error {
+			err := s.b.Ledger.Begin(ctx, call)
+			if err != nil && plane.KindOf(err) != plane.Conflict {
+				ours = err
+			}
+			return err
+		},
+		Again: func(ctx context.Context, end plane.Ending) (bool, error) {
+			again, err := s.b.Ledger.Again(ctx, call, end)
+			if err != nil {
+				ours = err
+			}
+			return again, err
+		},
+	})
+	out := &Out{Call: call, Bytes: res.Bytes}
+	if res.Redacted {
+		s.b.Audit(plane.AuditEntry{Who: s.o.Principal.ID, Action: "credential.echoed", What: string(tool.Connection), Decision: "redacted", Digest: call.ArgsDigest})
+	}
+	switch {
+	case ours != nil && !sent:
+		endSpan(span, res, out, err)
+		return nil, ours
+	case err != nil && !sent:
+		s.markStale(tool.Connection, plane.KindOf(err))
+		out.IsError, out.Fault = true, faultOf(end, err)
+		out.Text = plane.Public(err).Message
+	case err != nil:
+		out.IsError, out.Fault = true, faultOf(end, err)
+		out.Text = failureText(tool.Server, end, err)
+	default:
+		s.fill(out, tool, res, end)
+	}
+	call.Bytes = res.Bytes
+	endSpan(span, res, out, err)
+	return out, s.settle(ctx, in, out, call, end)
+}
+
+// fill puts a server's answer into out.
+func (s *Session) fill(out *Out, tool *Tool, res upstream.Result, end plane.Ending) {
+	out.IsError = end.IsError
+	if end.IsError {
+		out.Fault = telemetry.ErrorTool
+	}
+	if s.o.Results == plane.Raw {
+		out.Raw = res.Raw
+		return
+	}
+	r := render(res.Raw)
+	text, notice := r.fit(s.b.Limits.ResultChars)
+	if notice != "" {
+		out.Whole = r.whole()
+	}
+	if r.flagged != "" {
+		notice = joinNonEmpty("["+r.flagged+"]", notice)
+	}
+	if r.onlyOthers {
+		out.IsError = true
+		notice = joinNonEmpty("[The result has no text; other parts are not handed on.]", notice)
+	}
+	if end.Detail != "" {
+		notice = joinNonEmpty("["+end.Detail+"]", notice)
+	}
+	out.Text = mark(tool.Server, text, notice)
+}
+
+func joinNonEmpty(a, b string) string {
+	if b == "" {
+		return a
+	}
+	return a + "\n" + b
+}
+
+// settle records the end. The caller's context may be over; the record is made
+// all the same.
+func (s *Session) settle(ctx context.Context, in In, out *Out, call *plane.Call, end plane.Ending) error {
+	var also func(plane.Tx) error
+	if in.Observe != nil {
+		also = func(t plane.Tx) error { return in.Observe(t, out) }
+	}
+	if end.IsError && end.Detail == "" {
+		end.Detail = "The tool reported an error."
+	}
+	return s.b.Ledger.Settle(context.WithoutCancel(ctx), call, end, also)
+}
+
+// refuse ends a call that nothing was sent for.
+func (s *Session) refuse(ctx context.Context, in In, call *plane.Call, text, fault string) (*Out, error) {
+	out := &Out{Call: call, Text: text, IsError: true, Fault: fault}
+	if call == nil || in.Planned == nil {
+		out.Call = nil
+		return out, nil
+	}
+	return out, s.settle(ctx, in, out, call, plane.Ending{NothingSent: true, Detail: text})
+}
+
+// failureText is what a model is told of a call that was sent and not answered
+// with a result. The server's own words stand between marks.
+func failureText(server string, end plane.Ending, err error) string {
+	text := end.Detail
+	var e *mcp.Error
+	if errors.As(err, &e) && e.RPC != nil && e.RPC.Message != "" && end.RPC {
+		words, _ := clipRunes(Visible(e.RPC.Message), 1000)
+		return fmt.Sprintf("%s Code %d.\n%s", text, end.RPCCode, mark(server, words, ""))
+	}
+	return text
+}
+
+func faultOf(end plane.Ending, err error) string {
+	switch {
+	case end.Fault == plane.FaultTimeout:
+		return "timeout"
+	case end.RPC:
+		return "rpc"
+	case end.Status > 0:
+		return fmt.Sprintf("http_%d", end.Status)
+	case end.Fault != "":
+		return string(end.Fault)
+	}
+	return string(plane.KindOf(err))
+}
+
+func argsDigest(args []byte) string {
+	sum := sha256.Sum256(args)
+	return hex.EncodeToString(sum[:])
+}
+
+// span opens the client span of a call; without an exporter it costs nothing
+// worth naming.
+func (s *Session) span(ctx context.Context, tool *Tool) (context.Context, trace.Span, string) {
+	ctx, span := s.b.Tracer.Start(ctx, telemetry.MethodToolsCall+" "+tool.Definition.Name, trace.WithSpanKind(trace.SpanKindClient))
+	if !span.IsRecording() {
+		return ctx, span, ""
+	}
+	span.SetAttributes(
+		attribute.String(telemetry.MCPMethod, telemetry.MethodToolsCall),
+		attribute.String(telemetry.ToolName, tool.Definition.Name),
+		attribute.String(telemetry.Operation, telemetry.ExecuteTool),
+		attribute.String(telemetry.Server, tool.Server))
+	return ctx, span, telemetry.Traceparent(span.SpanContext())
+}
+
+func endSpan(span trace.Span, res upstream.Result, out *Out, err error) {
+	if span.IsRecording() {
+		span.SetAttributes(attribute.Int(telemetry.Bytes, out.Bytes))
+		if res.Version != "" {
+			span.SetAttributes(attribute.String(telemetry.MCPVersion, res.Version))
+		}
+		if out.Fault != "" || err != nil {
+			span.SetAttributes(attribute.String(telemetry.ErrorType, out.Fault))
+			span.SetStatus(codes.Error, out.Fault)
+		}
+	}
+	span.End()
+}

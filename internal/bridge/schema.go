@@ -1,0 +1,103 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"patchbay/internal/mcp"
+)
+
+var emptyObject = json.RawMessage(`{"type":"object","properties":{}}`)
+
+// modelSchema is a tool's input schema in a form that model providers take.
+// Everything else of it is the server's own bytes: providers refuse whole
+// requests over a root that is no object or that holds a combinator, so only
+// the root is rewritten.
+func modelSchema(schema json.RawMessage) json.RawMessage {
+	if len(schema) == 0 || schema[0] != '{' {
+		return emptyObject
+	}
+	var kind json.RawMessage
+	var order []string
+	members := map[string]json.RawMessage{}
+	err := mcp.Members(schema, mcp.Strict, func(key string, v []byte) error {
+		if key == "type" {
+			kind = v
+		}
+		order = append(order, key)
+		members[key] = v
+		return nil
+	})
+	if err != nil {
+		return emptyObject
+	}
+	if kind != nil && string(kind) != `"object"` && !bytes.Contains(kind, []byte(`"object"`)) {
+		return emptyObject
+	}
+	combined := false
+	for _, k := range []string{"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const"} {
+		if _, ok := members[k]; ok {
+			combined = true
+		}
+	}
+	_, hasProps := members["properties"]
+	if string(kind) == `"object"` && !combined && hasProps {
+		return schema
+	}
+	if !hasProps {
+		members["properties"] = liftProperties(members)
+		order = append(order, "properties")
+	}
+	out := []byte(`{"type":"object"`)
+	for _, k := range order {
+		switch k {
+		case "type", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "enum", "const":
+			continue
+		}
+		name, err := json.Marshal(k)
+		if err != nil {
+			return emptyObject
+		}
+		out = append(append(append(append(out, ','), name...), ':'), members[k]...)
+	}
+	return append(out, '}')
+}
+
+// liftProperties unites what the branches of a root combinator allow, so that
+// the model still sees the arguments; the server checks which go together.
+func liftProperties(members map[string]json.RawMessage) json.RawMessage {
+	out := []byte{'{'}
+	seen := map[string]bool{}
+	for _, k := range []string{"anyOf", "oneOf", "allOf"} {
+		branches := members[k]
+		if len(branches) == 0 || branches[0] != '[' {
+			continue
+		}
+		mcp.Elements(branches, mcp.Strict, func(b []byte) error { // checked with the whole definition
+			if b[0] != '{' {
+				return nil
+			}
+			return mcp.Members(b, mcp.Strict, func(key string, props []byte) error {
+				if key != "properties" || props[0] != '{' {
+					return nil
+				}
+				return mcp.Members(props, mcp.Strict, func(name string, v []byte) error {
+					if seen[name] {
+						return nil
+					}
+					seen[name] = true
+					q, err := json.Marshal(name)
+					if err != nil {
+						return err
+					}
+					if len(out) > 1 {
+						out = append(out, ',')
+					}
+					out = append(append(append(out, q...), ':'), v...)
+					return nil
+				})
+			})
+		})
+	}
+	return append(out, '}')
+}

@@ -1,0 +1,92 @@
+package ledger
+
+import "patchbay/internal/plane"
+
+// Verdict is what an ending proves.
+type Verdict string
+
+// The verdicts of design D7.
+const (
+	NothingRan Verdict = "nothing_ran" // may be sent once more
+	Refused    Verdict = "refused"
+	Answered   Verdict = "answered"
+	Uncertain  Verdict = "uncertain" // an effect may have happened
+)
+
+const (
+	methodNotFound = -32601
+	invalidParams  = -32602
+)
+
+// Judge is design D7 as one function. Everything that is not plainly proof or
+// refusal is uncertain.
+func Judge(e plane.Ending) Verdict {
+	switch {
+	case e.Answered && e.IsError:
+		return Refused
+	case e.Answered:
+		return Answered
+	case e.NothingSent, e.Challenge, e.SessionLost, e.HeaderMismatch:
+		return NothingRan
+	case e.RPC && e.RPCCode == methodNotFound && e.Status < 500:
+		return NothingRan
+	case e.RPC && e.RPCCode == invalidParams && e.Status < 500:
+		return Refused
+	case e.Status >= 400 && e.Status < 500:
+		return Refused
+	}
+	return Uncertain
+}
+
+// Outcome is the state in which a call of that class ends, and why.
+func Outcome(class plane.Class, e plane.Ending) (plane.CallState, string) {
+	switch Judge(e) {
+	case Answered:
+		return plane.CallSucceeded, ""
+	case Uncertain:
+		if class != plane.Query {
+			return plane.CallUnknown, e.Detail
+		}
+	}
+	return plane.CallFailed, e.Detail
+}
+
+// Event is what may happen to a call.
+type Event string
+
+// Events of a call.
+const (
+	EvDispatch       Event = "dispatch"
+	EvSucceed        Event = "succeed"
+	EvFail           Event = "fail"
+	EvLoseTrack      Event = "lose_track"
+	EvResolveDone    Event = "resolve_done"
+	EvResolveNotDone Event = "resolve_not_done"
+)
+
+// Next is the machine of a call:
+//
+//	planned ──dispatch──> dispatched ──succeed──> succeeded
+//	   │                   │ │  └─────fail──────> failed
+//	   └──fail──> failed   │ └──lose_track──> unknown ──resolve_done──────> resolved_done
+//	                       └─dispatch (again,              └─resolve_not_done─> resolved_not_done
+//	                          on proof)
+//
+// It reports false for a step that does not exist.
+func Next(from plane.CallState, ev Event) (plane.CallState, bool) {
+	type step struct {
+		from plane.CallState
+		ev   Event
+	}
+	to, ok := map[step]plane.CallState{
+		{plane.CallPlanned, EvDispatch}:       plane.CallDispatched,
+		{plane.CallPlanned, EvFail}:           plane.CallFailed,
+		{plane.CallDispatched, EvDispatch}:    plane.CallDispatched,
+		{plane.CallDispatched, EvSucceed}:     plane.CallSucceeded,
+		{plane.CallDispatched, EvFail}:        plane.CallFailed,
+		{plane.CallDispatched, EvLoseTrack}:   plane.CallUnknown,
+		{plane.CallUnknown, EvResolveDone}:    plane.CallResolvedDone,
+		{plane.CallUnknown, EvResolveNotDone}: plane.CallResolvedNotDone,
+	}[step{from, ev}]
+	return to, ok
+}

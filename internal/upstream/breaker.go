@@ -1,0 +1,60 @@
+package upstream
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"patchbay/internal/mcp"
+	"patchbay/internal/plane"
+)
+
+// breaker keeps a dead server from being dialled by everyone at once: after a
+// few failures to open a session the next try waits, ever longer, with jitter.
+type breaker struct {
+	failures int
+	until    time.Time
+}
+
+const (
+	breakAfter = 3
+	breakFirst = time.Second
+	breakLast  = time.Minute
+)
+
+func (p *Pool) breaker(id plane.ConnectionID) *breaker {
+	b, ok := p.breakers[id]
+	if !ok {
+		b = &breaker{}
+		p.breakers[id] = b
+	}
+	return b
+}
+
+// admit refuses while the breaker is open. The lock is held.
+func (p *Pool) admit(conn plane.Connection) error {
+	wait := p.breaker(conn.ID).until.Sub(p.o.Clock.Now())
+	if wait <= 0 {
+		return nil
+	}
+	e := plane.Errorf(plane.Unavailable, "%s did not answer several times; it is tried again in a while.", conn.Slug)
+	e.RetryAfter = wait
+	return e
+}
+
+// result counts how opening went. A caller that gave up proves nothing.
+func (b *breaker) result(now time.Time, err error, gaveUp bool) {
+	if err == nil {
+		*b = breaker{}
+		return
+	}
+	end := mcp.AsError(err).Ending
+	if _, ours := err.(*plane.Error); ours || gaveUp || end.Fault == plane.FaultCancelled {
+		return
+	}
+	b.failures++
+	if b.failures < breakAfter {
+		return
+	}
+	d := min(breakFirst<<min(b.failures-breakAfter, 10), breakLast)
+	b.until = now.Add(d/2 + rand.N(d/2+1))
+}

@@ -1,0 +1,318 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"patchbay/internal/catalog"
+	"patchbay/internal/mcp"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+)
+
+// Request is one tool call as the bridge decided it.
+type Request struct {
+	Session    plane.SessionID
+	Definition *plane.Definition
+	Arguments  json.RawMessage
+	MaxAge     time.Duration // of the listing that the fingerprint is checked against
+	Trace      string
+
+	// Begin makes the attempt durable; only then bytes leave. Again decides
+	// after an attempt whether another may follow.
+	Begin func(ctx context.Context) error
+	Again func(ctx context.Context, end plane.Ending) (bool, error)
+}
+
+// Result is what the server answered, already cleaned of the credential.
+type Result struct {
+	Raw      json.RawMessage
+	Redacted bool
+	Version  string // of the protocol
+	Bytes    int    // as received
+}
+
+// Call runs a tool. A nil error means that the server answered. An error with
+// sent false means that no attempt was begun; else Ending says how the last
+// attempt ended.
+func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result, end plane.Ending, sent bool, err error) {
+	conn := g.Connection()
+	for {
+		s, err := p.acquire(ctx, g, r.Session)
+		if err != nil {
+			return Result{}, endingOf(err), sent, err
+		}
+		res, end, began, err := p.attempt(ctx, g, s, r)
+		sent = sent || began
+		p.release(s)
+		if err == nil || !began {
+			return res, end, sent, err
+		}
+		if end.SessionLost {
+			p.drop(s)
+		}
+		if end.Challenge {
+			s.lease.Rejected(end.Status)
+		}
+		if end.HeaderMismatch || end.RPC {
+			p.forget(listKey{conn.ID, conn.Version})
+		}
+		if !worthAgain(end) {
+			return res, end, sent, explain(conn, err)
+		}
+		again, aerr := r.Again(ctx, end)
+		if aerr != nil {
+			return res, end, sent, aerr
+		}
+		if !again {
+			return res, end, sent, explain(conn, err)
+		}
+	}
+}
+
+// worthAgain leaves out what would only be refused again: the same credential
+// to a server that rejected it, and an address that policy does not allow.
+func worthAgain(e plane.Ending) bool {
+	return e.SessionLost || e.HeaderMismatch || e.NothingSent && e.Fault == plane.FaultTransport
+}
+
+// endingOf describes a failure before anything was sent.
+func endingOf(err error) plane.Ending {
+	return plane.Ending{NothingSent: true, Fault: plane.FaultTransport, Detail: plane.Public(err).Message}
+}
+
+// attempt checks the definition, makes the attempt durable and sends it.
+func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Request) (res Result, end plane.Ending, began bool, err error) {
+	if err := p.check(ctx, g, s, r.Definition, r.MaxAge); err != nil {
+		return res, endingOf(err), false, err
+	}
+	if err := r.Begin(ctx); err != nil {
+		return res, endingOf(err), false, err
+	}
+	reply, err := s.client.CallTool(ctx, mcp.Call{Name: r.Definition.Name, Arguments: r.Arguments, Headers: r.Definition.ParamHeaders, Trace: r.Trace})
+	res.Version = s.client.Version()
+	if err != nil {
+		return res, mcp.AsError(err).Ending, true, err
+	}
+	res.Bytes = len(reply.Result)
+	res.Raw, res.Redacted = clean(s, reply.Result)
+	end = plane.Ending{Answered: true, IsError: reply.IsError}
+	if reply.NeedsInput {
+		end.IsError, end.Detail = true, "The server asked for input that an own run cannot give."
+	}
+	return res, end, true, nil
+}
+
+// listKey is whose listing it is.
+type listKey struct {
+	conn    plane.ConnectionID
+	version int64
+}
+
+// list is the latest live listing of a connection.
+type list struct {
+	at        time.Time
+	prints    map[string]string // name -> fingerprint
+	fetching  chan struct{}
+	fetchedBy error
+}
+
+// check compares the offered fingerprint with a listing no older than maxAge
+// (design D5).
+func (p *Pool) check(ctx context.Context, g policy.Grant, s *session, d *plane.Definition, maxAge time.Duration) error {
+	conn := g.Connection()
+	k := listKey{conn.ID, conn.Version}
+	p.mu.Lock()
+	l := p.lists[k]
+	now := p.o.Clock.Now()
+	var age time.Duration
+	fresh := l != nil && l.prints != nil
+	if fresh {
+		age = now.Sub(l.at)
+		fresh = maxAge > 0 && age <= maxAge
+	}
+	if fresh && age > maxAge*3/4 && l.fetching == nil {
+		p.workers.Go(func() { p.fetchBehind(g) })
+	}
+	p.mu.Unlock()
+	if !fresh {
+		var err error
+		if l, err = p.fetch(ctx, g, s, maxAge > 0); err != nil {
+			return explain(conn, err)
+		}
+	}
+	p.mu.Lock()
+	got, listed := l.prints[d.Name]
+	p.mu.Unlock()
+	switch {
+	case !listed:
+		return plane.Errorf(plane.Conflict, "%s no longer offers %s; nothing was sent.", conn.Slug, printable(d.Name))
+	case got != d.Fingerprint:
+		return plane.Errorf(plane.Conflict, "The definition of %s at %s changed since it was offered; nothing was sent.", printable(d.Name), conn.Slug)
+	}
+	return nil
+}
+
+// fetch lists the tools. Callers share a listing under way when share is set.
+func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool) (*list, error) {
+	conn := g.Connection()
+	k := listKey{conn.ID, conn.Version}
+	p.mu.Lock()
+	l := p.lists[k]
+	if l == nil {
+		l = &list{}
+		p.lists[k] = l
+	}
+	if l.fetching != nil && share {
+		ch := l.fetching
+		p.mu.Unlock()
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if l.fetchedBy != nil {
+			return nil, l.fetchedBy
+		}
+		return l, nil
+	}
+	ch := make(chan struct{})
+	l.fetching = ch
+	began := p.o.Clock.Now()
+	p.mu.Unlock()
+
+	listing, err := s.client.ListTools(ctx)
+	var listed catalog.Listed
+	prints := make(map[string]string, len(listing.Tools))
+	if err == nil {
+		listed = p.describe(s, listing)
+		for _, raw := range listed.Tools {
+			name, print := catalog.Identify(raw)
+			if _, dup := prints[name]; !dup {
+				prints[name] = print
+			}
+		}
+	}
+	p.mu.Lock()
+	if l.fetchedBy = err; err == nil {
+		l.prints, l.at = prints, began
+	}
+	if l.fetching == ch {
+		l.fetching = nil
+	}
+	p.mu.Unlock()
+	close(ch)
+	if err != nil {
+		if mcp.AsError(err).Ending.SessionLost {
+			p.drop(s)
+		}
+		return nil, err
+	}
+	if p.o.Listed != nil {
+		p.o.Listed(ctx, g, listed)
+	}
+	return l, nil
+}
+
+// describe cleans a listing and adds what the server said of itself.
+func (p *Pool) describe(s *session, l mcp.Listing) catalog.Listed {
+	out := catalog.Listed{Notes: l.Notes}
+	for _, raw := range l.Tools {
+		raw, _ = clean(s, raw)
+		out.Tools = append(out.Tools, raw)
+	}
+	instructions, _ := clean(s, json.RawMessage(s.client.Instructions))
+	server, _ := clean(s, json.RawMessage(s.client.Server.Name+" "+s.client.Server.Version))
+	out.Instructions, out.Server = string(instructions), string(server)
+	return out
+}
+
+// fetchBehind renews a listing before it is too old.
+func (p *Pool) fetchBehind(g policy.Grant) {
+	ctx, cancel := context.WithTimeout(context.Background(), p.o.Limits.DiscoverOne)
+	defer cancel()
+	s, err := p.acquire(ctx, g, backgroundSession)
+	if err != nil {
+		return // the next call lists for itself and reports it
+	}
+	defer p.release(s)
+	p.fetch(ctx, g, s, true)
+}
+
+// backgroundSession is whom sessions belong to that serve no bridge session.
+const backgroundSession plane.SessionID = "background"
+
+func (p *Pool) forget(k listKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l := p.lists[k]; l != nil {
+		l.prints = nil
+	}
+}
+
+// changed is told by a server that its list changed: the listing is void at
+// once and renewed soon; a burst of notices makes one listing.
+func (p *Pool) changed(k listKey, g policy.Grant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.lists[k]
+	if l == nil || l.prints == nil || p.closed {
+		return
+	}
+	l.prints = nil
+	p.workers.Go(func() {
+		select {
+		case <-time.After(changedDelay):
+			p.fetchBehind(g)
+		case <-p.stop:
+		}
+	})
+}
+
+const changedDelay = 250 * time.Millisecond
+
+// List asks a server for its tools, for the catalog. A session that the server
+// forgot in the meantime is opened anew, once.
+func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error) {
+	conn := g.Connection()
+	for try := 0; ; try++ {
+		s, err := p.acquire(ctx, g, backgroundSession)
+		if err != nil {
+			return catalog.Listed{}, err
+		}
+		listing, err := s.client.ListTools(ctx)
+		p.release(s)
+		if err != nil {
+			e := mcp.AsError(err)
+			if e.Ending.SessionLost {
+				p.drop(s)
+				if try == 0 {
+					continue
+				}
+			}
+			if e.Ending.Challenge {
+				s.lease.Rejected(e.Ending.Status)
+			}
+			return catalog.Listed{}, explain(conn, err)
+		}
+		return p.describe(s, listing), nil
+	}
+}
+
+// printable is a server's tool name, fit for a sentence.
+func printable(name string) string {
+	out := make([]rune, 0, 64)
+	for _, r := range name {
+		if len(out) == 64 {
+			break
+		}
+		if r < 0x20 || r == 0x7f || r > 0x7e {
+			r = '?'
+		}
+		out = append(out, r)
+	}
+	return string(out)
+}

@@ -1,0 +1,371 @@
+// Package upstream keeps live sessions to servers. It promises that a session
+// serves one account and, where the server gave it state, one bridge session;
+// that the tool that runs carries the fingerprint that was offered; that a lost
+// session is opened again once and a call sent again only when its ledger says
+// so; and that what a server said has been searched for the credential it was
+// lent before anyone else sees it.
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	"patchbay/internal/catalog"
+	"patchbay/internal/connect"
+	"patchbay/internal/mcp"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+)
+
+// Lender opens credentials.
+type Lender interface {
+	Lend(ctx context.Context, g policy.Grant) (*connect.Lease, error)
+}
+
+// Options of a Pool.
+type Options struct {
+	Lender    Lender
+	Transport func(name string) http.RoundTripper // the untrusted lane, by connection
+	Clock     plane.Clock
+	Limits    plane.Limits
+	Info      mcp.Implementation
+	Listed    func(ctx context.Context, g policy.Grant, l catalog.Listed) // told of every full listing
+}
+
+// Pool holds the sessions.
+type Pool struct {
+	o   Options
+	big *mcp.Budget
+
+	mu       sync.Mutex
+	eras     map[string]mcp.Era // by endpoint
+	sessions map[key]*session
+	opening  map[key]*opening
+	lists    map[listKey]*list
+	breakers map[plane.ConnectionID]*breaker
+	closed   bool
+	stop     chan struct{}
+	workers  sync.WaitGroup
+}
+
+// key is whose session it is: For is empty for one that may be shared.
+type key struct {
+	conn    plane.ConnectionID
+	version int64
+	who     string
+	forWhom plane.SessionID
+}
+
+type session struct {
+	key    key
+	client *mcp.Client
+	lease  *connect.Lease
+	used   time.Time
+	busy   int
+}
+
+type opening struct {
+	done chan struct{}
+	s    *session
+	err  error
+}
+
+// New makes an empty pool. Close it.
+func New(o Options) *Pool {
+	p := &Pool{o: o, big: mcp.NewBudget(o.Limits.ResponseBuffers, o.Limits.ResponseBytes),
+		eras: map[string]mcp.Era{}, sessions: map[key]*session{}, opening: map[key]*opening{},
+		lists: map[listKey]*list{}, breakers: map[plane.ConnectionID]*breaker{}, stop: make(chan struct{})}
+	p.workers.Go(p.reap)
+	return p
+}
+
+// Close ends all sessions.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	p.closed = true
+	var all []*session
+	for _, s := range p.sessions {
+		all = append(all, s)
+	}
+	p.sessions = map[key]*session{}
+	p.mu.Unlock()
+	close(p.stop)
+	p.workers.Wait()
+	closeAll(all)
+}
+
+func closeAll(all []*session) {
+	var wg sync.WaitGroup
+	for _, s := range all {
+		wg.Go(func() { s.client.Close(); s.lease.Close() })
+	}
+	wg.Wait()
+}
+
+// End closes what was opened for one bridge session alone.
+func (p *Pool) End(id plane.SessionID) {
+	p.mu.Lock()
+	var gone []*session
+	for k, s := range p.sessions {
+		if k.forWhom == id {
+			gone = append(gone, s)
+			delete(p.sessions, k)
+		}
+	}
+	p.mu.Unlock()
+	if len(gone) > 0 {
+		p.workers.Go(func() { closeAll(gone) })
+	}
+}
+
+// Current drops every session whose connection is no longer at that version.
+func (p *Pool) Current(versions map[plane.ConnectionID]int64) {
+	p.mu.Lock()
+	var gone []*session
+	for k, s := range p.sessions {
+		if versions[k.conn] != k.version {
+			gone = append(gone, s)
+			delete(p.sessions, k)
+		}
+	}
+	for k := range p.lists {
+		if versions[k.conn] != k.version {
+			delete(p.lists, k)
+		}
+	}
+	p.mu.Unlock()
+	if len(gone) > 0 {
+		p.workers.Go(func() { closeAll(gone) })
+	}
+}
+
+func (p *Pool) reap() {
+	every := max(p.o.Limits.SessionIdle/4, time.Second)
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.stop:
+			return
+		case <-tick.C:
+		}
+		p.mu.Lock()
+		var gone []*session
+		for k, s := range p.sessions {
+			if s.busy == 0 && p.o.Clock.Now().Sub(s.used) > p.o.Limits.SessionIdle {
+				gone = append(gone, s)
+				delete(p.sessions, k)
+			}
+		}
+		p.mu.Unlock()
+		closeAll(gone)
+	}
+}
+
+// acquire finds or opens a session and marks it busy; release it.
+func (p *Pool) acquire(ctx context.Context, g policy.Grant, forWhom plane.SessionID) (*session, error) {
+	conn := g.Connection()
+	shared := key{conn: conn.ID, version: conn.Version, who: owner(conn, g)}
+	single := shared
+	single.forWhom = forWhom
+	p.mu.Lock()
+	for {
+		if p.closed {
+			p.mu.Unlock()
+			return nil, plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
+		}
+		for _, k := range [...]key{shared, single} {
+			if s, ok := p.sessions[k]; ok {
+				s.busy++
+				s.used = p.o.Clock.Now()
+				p.mu.Unlock()
+				return s, nil
+			}
+		}
+		// While the era is unknown, whether a session can be shared is too, so
+		// openers of one connection wait for the first.
+		flight := single
+		if p.eras[conn.Endpoint] != mcp.EraLegacy {
+			flight = shared
+		}
+		o, ok := p.opening[flight]
+		if !ok {
+			return p.open(ctx, g, shared, single, flight) // unlocks
+		}
+		p.mu.Unlock()
+		select {
+		case <-o.done:
+			if o.err != nil {
+				return nil, o.err
+			}
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		p.mu.Lock()
+	}
+}
+
+// owner separates the sessions of a person's connection from everybody else's.
+func owner(c plane.Connection, g policy.Grant) string {
+	if c.Scope.Kind == plane.ScopeUser {
+		return g.Principal()
+	}
+	return ""
+}
+
+// open opens a session as the only opener of flight. It is called with the lock
+// held and returns without it.
+func (p *Pool) open(ctx context.Context, g policy.Grant, shared, single, flight key) (*session, error) {
+	conn := g.Connection()
+	if err := p.admit(conn); err != nil {
+		p.mu.Unlock()
+		return nil, err
+	}
+	victim, err := p.makeRoom(conn)
+	if err != nil {
+		p.mu.Unlock()
+		return nil, err
+	}
+	o := &opening{done: make(chan struct{})}
+	p.opening[flight] = o
+	era := p.eras[conn.Endpoint]
+	p.mu.Unlock()
+	if victim != nil {
+		closeAll([]*session{victim})
+	}
+	s, err := p.connect(ctx, g, era)
+	p.mu.Lock()
+	p.breaker(conn.ID).result(p.o.Clock.Now(), err, ctx.Err() != nil)
+	if err == nil {
+		s.key = single
+		if s.client.Shareable() {
+			s.key = shared
+		}
+		s.busy, s.used = 1, p.o.Clock.Now()
+		p.eras[conn.Endpoint] = s.client.Era()
+		if p.closed {
+			err = plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
+		} else {
+			p.sessions[s.key] = s
+		}
+	} else if mcp.AsError(err).Ending.Fault == plane.FaultProtocol {
+		delete(p.eras, conn.Endpoint) // it may have changed its era
+	}
+	o.s, o.err = s, explain(conn, err)
+	delete(p.opening, flight)
+	p.mu.Unlock()
+	close(o.done)
+	if o.err != nil {
+		if s != nil {
+			closeAll([]*session{s})
+		}
+		return nil, o.err
+	}
+	s.client.Listen()
+	return s, nil
+}
+
+// makeRoom holds the bound on sessions: the oldest idle one has to go.
+func (p *Pool) makeRoom(conn plane.Connection) (*session, error) {
+	n := 0
+	var oldest *session
+	for k, s := range p.sessions {
+		if k.conn != conn.ID {
+			continue
+		}
+		n++
+		if s.busy == 0 && (oldest == nil || s.used.Before(oldest.used)) {
+			oldest = s
+		}
+	}
+	if n < p.o.Limits.SessionsPerConnection {
+		return nil, nil
+	}
+	if oldest == nil {
+		return nil, plane.Errorf(plane.Limited, "%s has %d sessions in use.", conn.Slug, n).Over("sessions_per_connection")
+	}
+	delete(p.sessions, oldest.key)
+	return oldest, nil
+}
+
+func (p *Pool) connect(ctx context.Context, g policy.Grant, era mcp.Era) (*session, error) {
+	conn := g.Connection()
+	lease, err := p.o.Lender.Lend(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	body := p.o.Limits.ResponseBytes
+	if conn.MaxBytes > 0 {
+		body = conn.MaxBytes
+	}
+	lk := listKey{conn.ID, conn.Version}
+	client, err := mcp.NewClient(mcp.Options{
+		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.Slug), Inject: lease.Inject, Info: p.o.Info, Era: era, Big: p.big,
+		Bounds: mcp.Bounds{Header: p.o.Limits.HeaderTimeout, Idle: p.o.Limits.IdleTimeout, Total: p.o.Limits.RequestTimeout,
+			Body: body, Tools: p.o.Limits.CatalogTools, Pages: p.o.Limits.CatalogPages, Resumes: 3},
+		ListChanged: func() { p.changed(lk, g) },
+	})
+	if err != nil {
+		lease.Close()
+		return nil, err
+	}
+	if err := client.Open(ctx); err != nil {
+		if mcp.AsError(err).Ending.Challenge {
+			lease.Rejected(mcp.AsError(err).Ending.Status)
+		}
+		client.Close()
+		lease.Close()
+		return nil, err
+	}
+	return &session{client: client, lease: lease}, nil
+}
+
+func (p *Pool) release(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.busy--
+	s.used = p.o.Clock.Now()
+}
+
+// drop takes a session that the server forgot out of the pool, once.
+func (p *Pool) drop(s *session) {
+	p.mu.Lock()
+	mine := p.sessions[s.key] == s
+	if mine {
+		delete(p.sessions, s.key)
+	}
+	p.mu.Unlock()
+	if mine {
+		p.workers.Go(func() { s.client.Close(); s.lease.Close() })
+	}
+}
+
+// explain turns a wire error into a sentence about the connection.
+func explain(conn plane.Connection, err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(*plane.Error); ok {
+		return err
+	}
+	e := mcp.AsError(err)
+	kind := plane.Unavailable
+	if e.Ending.Challenge {
+		kind = plane.Unauthenticated
+	}
+	out := plane.Errorf(kind, "%s: %s", conn.Slug, e.Ending.Detail).Because(err)
+	out.RetryAfter = e.RetryAfter
+	if e.Ending.Status == http.StatusTooManyRequests {
+		out.Kind = plane.Limited
+	}
+	return out
+}
+
+// clean searches what a server said for the credential.
+func clean(s *session, b json.RawMessage) (json.RawMessage, bool) {
+	out, hit := s.lease.Redactor().Clean(b)
+	return out, hit
+}
