@@ -221,7 +221,7 @@ func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, fa
 }
 
 func (b *Bridge) offered(a policy.Attached, cat *plane.Catalog) []*Tool {
-	names := aliases(a.Slug, cat.Definitions)
+	names := Aliases(a.Slug, cat.Definitions)
 	var out []*Tool
 	for i := range cat.Definitions {
 		d := &cat.Definitions[i]

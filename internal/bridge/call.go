@@ -27,8 +27,10 @@ type In struct {
 	Alias     string
 	Arguments json.RawMessage
 	Planned   *plane.Call // the row made by Plan; nil where there is none
-	// Observe joins the transaction that settles the call, for own runs.
+	// Observe joins the transaction that settles the call, for own runs. Before
+	// is called ahead of that transaction.
 	Observe func(t plane.Tx, o *Out) error
+	Before  func()
 }
 
 // Out is how a call ended.
@@ -156,7 +158,7 @@ func (s *Session) fill(out *Out, tool *Tool, res upstream.Result, end plane.Endi
 	if end.Detail != "" {
 		notice = joinNonEmpty("["+end.Detail+"]", notice)
 	}
-	out.Text = mark(tool.Server, text, notice)
+	out.Text = Mark(tool.Server, text, notice)
 }
 
 func joinNonEmpty(a, b string) string {
@@ -172,6 +174,9 @@ func (s *Session) settle(ctx context.Context, in In, out *Out, call *plane.Call,
 	var also func(plane.Tx) error
 	if in.Observe != nil {
 		also = func(t plane.Tx) error { return in.Observe(t, out) }
+		if in.Before != nil {
+			in.Before()
+		}
 	}
 	if end.IsError && end.Detail == "" {
 		end.Detail = "The tool reported an error."
@@ -196,7 +201,7 @@ func failureText(server string, end plane.Ending, err error) string {
 	var e *mcp.Error
 	if errors.As(err, &e) && e.RPC != nil && e.RPC.Message != "" && end.RPC {
 		words, _ := clipRunes(Visible(e.RPC.Message), 1000)
-		return fmt.Sprintf("%s Code %d.\n%s", text, end.RPCCode, mark(server, words, ""))
+		return fmt.Sprintf("%s Code %d.\n%s", text, end.RPCCode, Mark(server, words, ""))
 	}
 	return text
 }

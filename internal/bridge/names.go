@@ -17,12 +17,12 @@ const aliasPrefix = "mcp__"
 // apart.
 const digestChars = 6
 
-// aliases names the tools of one server: mcp__<server>__<tool>, with every
+// Aliases names the tools of one server: mcp__<server>__<tool>, with every
 // character that providers refuse replaced by _. A name that had to be cut, or
 // that is not alone after cleaning, carries a digest of the server's own name,
 // so an alias depends on the tool and its namesakes, and on no order and no
 // other server.
-func aliases(server string, defs []plane.Definition) map[string]string {
+func Aliases(server string, defs []plane.Definition) map[string]string {
 	cleaned := make(map[string]int, len(defs))
 	for i := range defs {
 		cleaned[cleanName(defs[i].Name)]++

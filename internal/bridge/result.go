@@ -169,9 +169,9 @@ func nonce() string {
 	return hex.EncodeToString(b[:])
 }
 
-// mark puts text from outside between delimiters, after a sentence that says
+// Mark puts text from outside between delimiters, after a sentence that says
 // what it is.
-func mark(source, text, notice string) string {
+func Mark(source, text, notice string) string {
 	n := nonce()
 	var b strings.Builder
 	b.Grow(len(text) + len(notice) + 320)
@@ -182,3 +182,7 @@ func mark(source, text, notice string) string {
 	}
 	return b.String()
 }
+
+// ResultText is everything a result says as text, with invisible characters
+// made visible, for people.
+func ResultText(raw json.RawMessage) string { return render(raw).whole() }

@@ -144,6 +144,27 @@ func (s *Snapshot) Resolve(agent string, p plane.Principal) []Attached {
 	return out
 }
 
+// Visible lists the connections that a person may see: all of an install for
+// its local admin, else org, the team of the request and their own.
+func (s *Snapshot) Visible(p plane.Principal) []Attached {
+	taken := map[string]plane.Scope{}
+	var out []Attached
+	for _, id := range s.order {
+		c := s.byID[id]
+		if p.Kind != plane.Local.Kind && !s.reaches(c.Scope, "", p) {
+			continue
+		}
+		at := Attached{Connection: c.Connection}
+		if by, dup := taken[c.Slug]; dup && by.Rank() < c.Scope.Rank() {
+			at.ShadowedBy = by
+		} else if !dup {
+			taken[c.Slug] = c.Scope
+		}
+		out = append(out, at)
+	}
+	return out
+}
+
 // reaches says whether a scope is one that this session may see at all.
 func (s *Snapshot) reaches(sc plane.Scope, agent string, p plane.Principal) bool {
 	switch sc.Kind {

@@ -148,10 +148,10 @@ func (s *Store) AskCancel(t plane.Tx, id plane.RunID, reason string) (ended bool
 	return false, exactly(res, err, 1, plane.Errorf(plane.Conflict, "The run has ended already."))
 }
 
-// AddEvent appends an event of a run.
-func (s *Store) AddEvent(t plane.Tx, e *plane.Event) error {
+// AddEvent appends an event of a run; its data comes sealed.
+func (s *Store) AddEvent(t plane.Tx, e *plane.Event, sealed []byte) error {
 	_, err := own(t).exec(`INSERT INTO run_events (run, seq, at, turn, kind, span, data) VALUES (?, ?, ?, ?, ?, ?, ?)`,
-		e.Run, e.Seq, plane.Micros(e.At), e.Turn, e.Kind, e.Span, string(e.Data))
+		e.Run, e.Seq, plane.Micros(e.At), e.Turn, e.Kind, e.Span, sealed)
 	if IsUnique(err) {
 		return lostRun().Because(err)
 	}
@@ -166,13 +166,14 @@ func (s *Store) NextSeq(t plane.Tx, run plane.RunID) (int64, error) {
 	return n, err
 }
 
-// Events returns a run's events after a sequence number.
+// Events returns a run's events after a sequence number, their data still
+// sealed.
 func (s *Store) Events(ctx context.Context, run plane.RunID, after int64, limit int) ([]plane.Event, error) {
 	var out []plane.Event
 	err := s.each(ctx, func(r *sql.Rows) error {
 		e := plane.Event{Run: run}
 		var at int64
-		var data string
+		var data []byte
 		err := r.Scan(&e.Seq, &at, &e.Turn, &e.Kind, &e.Span, &data)
 		e.At, e.Data = plane.FromMicros(at), json.RawMessage(data)
 		out = append(out, e)

@@ -61,7 +61,7 @@ CREATE TABLE run_events (
   turn BIGINT NOT NULL,
   kind TEXT NOT NULL,
   span TEXT NOT NULL,
-  data TEXT NOT NULL,
+  data BLOB NOT NULL,
   PRIMARY KEY (run, seq)
 );
 CREATE TABLE messages (

@@ -1,0 +1,128 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"patchbay/internal/plane"
+)
+
+const (
+	eventPage = 500
+	pollEvery = time.Second // for runs that another replica works on
+	pingEvery = 15 * time.Second
+)
+
+// events streams a run's events, or lists them where JSON is asked for.
+func (a *API) events(w http.ResponseWriter, r *http.Request) {
+	if _, err := a.who(r); err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	id := plane.RunID(r.PathValue("id"))
+	if !plane.IsRunID(string(id)) {
+		a.fail(w, r, plane.Errorf(plane.NotFound, "There is no such run."))
+		return
+	}
+	after := int64(0)
+	for _, v := range []string{r.URL.Query().Get("after"), r.Header.Get("Last-Event-ID")} {
+		if v == "" {
+			continue
+		}
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil || n < 0 {
+			a.fail(w, r, plane.Errorf(plane.InvalidInput, "after is the number of an event.").At("after"))
+			return
+		}
+		after = n
+	}
+	if _, err := a.runs.Get(r.Context(), id); err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	if !strings.Contains(r.Header.Get("Accept"), "text/event-stream") {
+		evs, err := a.runs.Events(r.Context(), id, after, eventPage)
+		if err != nil {
+			a.fail(w, r, err)
+			return
+		}
+		if evs == nil {
+			evs = []plane.Event{}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(map[string]any{"events": evs})
+		return
+	}
+	a.stream(w, r, id, after)
+}
+
+func (a *API) stream(w http.ResponseWriter, r *http.Request, id plane.RunID, after int64) {
+	watch := a.runs.Watch(id)
+	defer watch.Close()
+	rc := http.NewResponseController(w)
+	rc.SetWriteDeadline(time.Time{})
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.WriteHeader(http.StatusOK)
+	send := func(ev plane.Event) error {
+		b, err := json.Marshal(ev)
+		if err != nil {
+			return err
+		}
+		if ev.Seq > 0 {
+			fmt.Fprintf(w, "id: %d\n", ev.Seq)
+		}
+		_, err = fmt.Fprintf(w, "data: %s\n\n", b)
+		return err
+	}
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
+	last := time.Now()
+	for {
+		// Stored events first, then what is said between them.
+		for {
+			evs, err := a.runs.Events(r.Context(), id, after, eventPage)
+			if err != nil {
+				return
+			}
+			for _, ev := range evs {
+				if send(ev) != nil {
+					return
+				}
+				after, last = ev.Seq, time.Now()
+				if ev.Kind == plane.EventRunEnded || ev.Kind == plane.EventRunWaiting && r.URL.Query().Get("until") == "waiting" {
+					rc.Flush()
+					return
+				}
+			}
+			if len(evs) < eventPage {
+				break
+			}
+		}
+		if rc.Flush() != nil {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-watch.News:
+		case ev := <-watch.Deltas:
+			if send(ev) != nil {
+				return
+			}
+			for n := len(watch.Deltas); n > 0; n-- {
+				if send(<-watch.Deltas) != nil {
+					return
+				}
+			}
+		case <-poll.C:
+			if time.Since(last) > pingEvery {
+				fmt.Fprint(w, ": waiting\n\n")
+				last = time.Now()
+			}
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package app
+
+import (
+	"cmp"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+
+	"patchbay/internal/model"
+	"patchbay/internal/netguard"
+	"patchbay/internal/plane"
+	"patchbay/internal/secret"
+)
+
+func sortedKeys[M ~map[K]V, K cmp.Ordered, V any](m M) []K { return slices.Sorted(maps.Keys(m)) }
+
+// builtin are the agents that are there without a word of config.
+func builtin() map[string]plane.Agent {
+	return map[string]plane.Agent{
+		"general": {Slug: "general", Trust: plane.Open, Description: "Questions of every kind.", Tools: []string{"current_time"},
+			Prompt: "You are a helpful assistant. Use the tools you have when they can answer better than you can from memory, say what you found, and say so when a tool failed."},
+		"research": {Slug: "research", Trust: plane.Open, Description: "Finding things out, with sources.", Tools: []string{"current_time"},
+			Prompt: "You find things out. Look in several places where you can, compare what they say, name your sources, and tell what you could not confirm."},
+		"coding": {Slug: "coding", Trust: plane.Guarded, Description: "Changing code.", Tools: []string{},
+			Prompt: "You change code. Make the smallest change that does what is asked, and say how it was checked."},
+		"review": {Slug: "review", Trust: plane.Guarded, Description: "Reading code, changing nothing.", Tools: []string{},
+			Prompt: "You review code. You change nothing. Say what is wrong, where, and why it matters, most important first."},
+	}
+}
+
+// agents are the built-in agents with what config says of them, and its own.
+func (c *Config) agents() (map[string]plane.Agent, error) {
+	out := builtin()
+	for _, slug := range sortedKeys(c.Agents) {
+		cc := c.Agents[slug]
+		a, ok := out[slug]
+		if !ok {
+			a = plane.Agent{Slug: slug, Trust: plane.Guarded, Tools: []string{}}
+		}
+		a.Description = cmp.Or(cc.Description, a.Description)
+		a.Prompt = cmp.Or(cc.Prompt, a.Prompt)
+		a.Trust = cmp.Or(cc.Trust, a.Trust)
+		a.Model = cc.Model
+		if cc.Tools != nil {
+			a.Tools = *cc.Tools
+		}
+		out[slug] = a
+	}
+	for slug, a := range out {
+		a.MCP = c.MCP.On() && c.Agents[slug].MCP.On()
+		a.Results = plane.Marked
+		a.Model = cmp.Or(a.Model, "default")
+		if _, ok := c.models()[a.Model]; !ok {
+			e := c.bad("agents."+slug, "agents.%s uses the model %q, which is not under models.", slug, a.Model)
+			if n := plane.Nearest(a.Model, sortedKeys(c.models())); n != "" {
+				e.Next = "Did you mean " + n + "?"
+			}
+			return nil, e
+		}
+		out[slug] = a
+	}
+	return out, nil
+}
+
+// Names of models used where config names none and a key is there.
+const (
+	defaultAnthropic = "claude-sonnet-4-6"
+	defaultOpenAI    = "gpt-5.2"
+)
+
+// models are the configured models, with a default: the first of two providers
+// whose key is in the environment, else the scripted one.
+func (c *Config) models() map[string]ModelConfig {
+	out := maps.Clone(c.Models)
+	if out == nil {
+		out = map[string]ModelConfig{}
+	}
+	if _, ok := out["default"]; ok {
+		return out
+	}
+	switch {
+	case os.Getenv("ANTHROPIC_API_KEY") != "":
+		out["default"] = ModelConfig{Provider: "anthropic", Model: defaultAnthropic, APIKeyEnv: "ANTHROPIC_API_KEY"}
+	case os.Getenv("OPENAI_API_KEY") != "":
+		out["default"] = ModelConfig{Provider: "openai", Model: defaultOpenAI, APIKeyEnv: "OPENAI_API_KEY"}
+	default:
+		out["default"] = ModelConfig{Provider: "scripted"}
+	}
+	return out
+}
+
+// provider builds one model. Each endpoint has a transport of its own that
+// reaches nothing else.
+func (c *Config) provider(name string) (model.Provider, error) {
+	m, ok := c.models()[name]
+	if !ok {
+		return nil, plane.Errorf(plane.NotFound, "There is no model %q.", name)
+	}
+	if m.Provider == "scripted" {
+		return model.NewScripted(m.Script), nil
+	}
+	e := model.Endpoint{BaseURL: m.BaseURL, Model: m.Model}
+	if m.APIKeyEnv != "" {
+		v := os.Getenv(m.APIKeyEnv)
+		if v == "" {
+			return nil, plane.Errorf(plane.Unavailable, "The model %s has no key: the variable %s is not set.", name, m.APIKeyEnv).
+				Then("Set " + m.APIKeyEnv + " and start Patchbay again.")
+		}
+		e.Key = secret.New(v)
+	}
+	base := cmp.Or(m.BaseURL, map[string]string{"anthropic": model.AnthropicURL, "openai": model.OpenAIURL}[m.Provider])
+	target, err := hostPort(base)
+	if err != nil {
+		return nil, c.bad("models."+name, "models.%s: base_url cannot be read.", name)
+	}
+	e.Client = &http.Client{Transport: netguard.Infra(target),
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	if m.Provider == "anthropic" {
+		return model.NewAnthropic(e), nil
+	}
+	return model.NewOpenAI(e), nil
+}
+
+// hostPort is where a URL's host is dialled.
+func hostPort(raw string) (string, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return "", plane.Errorf(plane.InvalidInput, "%q is not an http or https URL.", raw)
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(u.Hostname(), port), nil
+}

@@ -1,0 +1,333 @@
+// Package app builds the program: it is the only package that knows all the
+// others. Only cmd/patchbay and end-to-end tests may import it.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"patchbay/internal/api"
+	"patchbay/internal/bridge"
+	"patchbay/internal/catalog"
+	"patchbay/internal/command"
+	"patchbay/internal/connect"
+	"patchbay/internal/ingress"
+	"patchbay/internal/ledger"
+	"patchbay/internal/mcp"
+	"patchbay/internal/model"
+	"patchbay/internal/netguard"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+	"patchbay/internal/run"
+	"patchbay/internal/secret"
+	"patchbay/internal/store"
+	"patchbay/internal/telemetry"
+	"patchbay/internal/upstream"
+)
+
+// Options are what is not in the config file.
+type Options struct {
+	Config  *Config
+	Version string
+	Log     *slog.Logger
+	Notice  func(format string, args ...any) // a line for the person who starts it
+	Clock   plane.Clock
+	Traces  *telemetry.Traces // nil sets up what config says
+	Demo    bool
+}
+
+// App is a built program: New, Run, Close.
+type App struct {
+	o       Options
+	cfg     *Config
+	lock    *dataLock
+	store   *store.Store
+	guard   *netguard.Policy
+	pool    *upstream.Pool
+	engine  *run.Engine
+	traces  *telemetry.Traces
+	bridge  *bridge.Bridge
+	cats    *catalog.Catalogs
+	policy  atomic.Pointer[policy.Snapshot]
+	models  map[string]lazyModel
+	handler http.Handler
+	servers []*http.Server
+	demo    *demoServer
+	ready   chan struct{}
+	addr    net.Addr
+}
+
+type lazyModel struct {
+	provider model.Provider
+	err      error
+}
+
+// New builds everything and opens the database; nothing is served yet. On error
+// whatever was opened is closed again.
+func New(ctx context.Context, o Options) (a *App, err error) {
+	if o.Clock == nil {
+		o.Clock = plane.SystemClock{}
+	}
+	if o.Notice == nil {
+		o.Notice = func(string, ...any) {}
+	}
+	a = &App{o: o, cfg: o.Config, ready: make(chan struct{}), models: map[string]lazyModel{}}
+	defer func() {
+		if err != nil {
+			a.Close()
+			a = nil
+		}
+	}()
+	if o.Demo {
+		if err := a.startDemo(); err != nil {
+			return a, err
+		}
+	}
+	ring, err := a.openStore(ctx)
+	if err != nil {
+		return a, err
+	}
+	if a.traces = o.Traces; a.traces == nil {
+		if a.traces, err = a.openTraces(ctx); err != nil {
+			return a, err
+		}
+	}
+	if err := a.connectAll(ctx); err != nil {
+		return a, err
+	}
+	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: ledger.New(a.store, o.Clock), Agents: agentsOf{a}, Ring: ring,
+		Clock: o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
+	return a, a.surfaces()
+}
+
+func owner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), plane.NewSessionID(time.Now()))
+}
+
+// openStore locks the data directory, opens the database and checks that the
+// key ring belongs to it.
+func (a *App) openStore(ctx context.Context) (*secret.Ring, error) {
+	if err := os.MkdirAll(a.cfg.Data, 0o700); err != nil {
+		return nil, plane.Errorf(plane.Unavailable, "The data directory %s cannot be made.", a.cfg.Data).Because(err)
+	}
+	var err error
+	if a.lock, err = lockData(a.cfg.Data); err != nil {
+		return nil, err
+	}
+	so := store.Options{Clock: a.o.Clock}
+	if a.cfg.Database == "sqlite" {
+		so.Path = filepath.Join(a.cfg.Data, "patchbay.db")
+	} else {
+		so.URL = a.cfg.Database
+		so.Dial = postgresDialer(a.cfg.Database)
+	}
+	ring, err := a.openRing()
+	if err != nil {
+		return nil, err
+	}
+	if a.store, err = store.Open(ctx, so); err != nil {
+		return nil, err
+	}
+	return ring, a.checkRing(ctx, ring)
+}
+
+// connectAll compiles the policy, pins the connections and builds the road.
+func (a *App) connectAll(ctx context.Context) error {
+	var err error
+	if a.guard, err = netguard.NewPolicy(a.cfg.Egress.Allow, a.cfg.Limits.HeaderTimeout); err != nil {
+		return err
+	}
+	agents, err := a.cfg.agents()
+	if err != nil {
+		return err
+	}
+	pinned, err := a.cfg.connections()
+	if err != nil {
+		return err
+	}
+	for _, c := range pinned {
+		if err := a.guard.CheckURL(c.Slug, c.Endpoint); err != nil {
+			return err
+		}
+		if c.Auth == plane.AuthBearer && os.Getenv(c.TokenEnv) == "" {
+			a.o.Notice("%s is unavailable: the variable %s, which holds its token, is not set.", c.Slug, c.TokenEnv)
+		}
+	}
+	// The rules are checked before anything is written.
+	teams := map[string]policy.Team{}
+	for name, t := range a.cfg.Teams {
+		teams[name] = policy.Team{Members: t.Members}
+	}
+	rules := policy.Rules{Agents: agents, Connections: pinned, Teams: teams}
+	if _, err := policy.Compile(rules); err != nil {
+		return err
+	}
+	conns := connect.New(a.store, func(name string) (secret.Text, bool) {
+		v, ok := os.LookupEnv(name)
+		return secret.New(v), ok
+	})
+	if rules.Connections, err = conns.Pin(ctx, pinned); err != nil {
+		return err
+	}
+	snap, err := policy.Compile(rules)
+	if err != nil {
+		return err
+	}
+	a.policy.Store(snap)
+	a.pool = upstream.New(upstream.Options{Lender: conns, Clock: a.o.Clock, Limits: a.cfg.Limits,
+		Transport: func(name string) http.RoundTripper { return a.guard.Untrusted(name) },
+		Info:      mcp.Implementation{Name: "patchbay", Version: a.o.Version},
+		Listed: func(ctx context.Context, g policy.Grant, l catalog.Listed) {
+			if err := a.cats.Adopt(context.WithoutCancel(ctx), g, l); err != nil {
+				a.o.Log.Warn("a listing could not be stored", "connection", g.ID(), "err", err)
+			}
+		}})
+	if a.cats, err = catalog.Load(ctx, a.store, a.pool, a.o.Clock, a.cfg.Limits); err != nil {
+		return err
+	}
+	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
+		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer()}
+	return nil
+}
+
+func (a *App) audit(e plane.AuditEntry) {
+	if err := a.store.WriteBehind(func(t plane.Tx) error { return a.store.AddAudit(t, e) }); err != nil {
+		a.o.Log.Error("an audit entry could not be queued", "action", e.Action, "err", err)
+	}
+}
+
+func (a *App) openTraces(ctx context.Context) (*telemetry.Traces, error) {
+	if a.cfg.Telemetry.OTLP == "" {
+		return &telemetry.Traces{}, nil
+	}
+	target, err := hostPort(a.cfg.Telemetry.OTLP)
+	if err != nil {
+		return nil, err
+	}
+	return telemetry.NewTraces(ctx, a.cfg.Telemetry.OTLP, a.o.Version, &http.Client{Transport: netguard.Infra(target)})
+}
+
+// agentsOf gives the runtime its agents and models. A model is built at its
+// first use: most are never used by a process.
+type agentsOf struct{ a *App }
+
+func (x agentsOf) Agent(slug string) (plane.Agent, bool) { return x.a.policy.Load().Agent(slug) }
+
+func (x agentsOf) Model(name string) (model.Provider, error) {
+	x.a.lock.mu.Lock()
+	defer x.a.lock.mu.Unlock()
+	m, ok := x.a.models[name]
+	if !ok {
+		m.provider, m.err = x.a.cfg.provider(name)
+		x.a.models[name] = m
+	}
+	return m.provider, m.err
+}
+
+// surfaces mounts the API and the command endpoint.
+func (a *App) surfaces() error {
+	reg := command.New(command.Deps{Runs: a.engine, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
+		Info: a.info, MCP: a.cfg.MCP.On()})
+	mcpServer, err := ingress.New(reg, a.o.Version, principal)
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", mcpServer)
+	mux.Handle("/", api.New(reg, a.engine, a.o.Log, a.o.Version, principal))
+	a.handler = mux
+	return nil
+}
+
+func (a *App) describeModel(name string) string {
+	m := a.cfg.models()[name]
+	if m.Provider == "scripted" {
+		return "scripted"
+	}
+	return m.Provider + " " + m.Model
+}
+
+func (a *App) info(ctx context.Context) command.Status {
+	s := command.Status{Version: a.o.Version, Listen: a.cfg.Listen, Data: a.cfg.Data, Database: a.store.Kind(), Config: a.cfg.path,
+		MCP: a.cfg.MCP.On(), Opens: a.guard.Opens(), Models: []string{}}
+	if a.addr != nil {
+		s.Listen = a.addr.String()
+	}
+	for _, name := range sortedKeys(a.cfg.models()) {
+		s.Models = append(s.Models, name+": "+a.describeModel(name))
+	}
+	for _, c := range a.policy.Load().Visible(plane.Local) {
+		s.Servers++
+		if cat := a.cats.Get(c.ID); c.Enabled && cat != nil && cat.Health == plane.HealthOK && !cat.Stale(c.Version) {
+			s.Healthy++
+		}
+	}
+	if rs, err := a.engine.List(ctx, 200); err == nil {
+		for _, r := range rs {
+			if r.State == plane.RunWaiting {
+				s.Waiting++
+			}
+		}
+	}
+	return s
+}
+
+// Close stops everything in the order that loses nothing.
+func (a *App) Close() error {
+	var errs []error
+	for _, s := range a.servers {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		if s.Shutdown(ctx) != nil {
+			s.Close()
+		}
+		cancel()
+	}
+	if a.engine != nil {
+		a.engine.Close()
+	}
+	if a.pool != nil {
+		a.pool.Close()
+	}
+	if a.guard != nil {
+		a.guard.Close()
+	}
+	if a.store != nil {
+		errs = append(errs, a.store.Close())
+	}
+	if a.traces != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		errs = append(errs, a.traces.Close(ctx))
+		cancel()
+	}
+	if a.demo != nil {
+		a.demo.close()
+	}
+	if a.lock != nil {
+		a.lock.release()
+	}
+	return errors.Join(errs...)
+}
+
+// postgresDialer reaches the database's host and nothing else.
+func postgresDialer(url string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if network == "unix" || strings.HasPrefix(addr, "/") {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", addr)
+		}
+		return netguard.DialOnly(network, addr)(ctx, network, addr)
+	}
+}

@@ -1,0 +1,356 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"patchbay/internal/model"
+	"patchbay/internal/netguard"
+	"patchbay/internal/plane"
+	"patchbay/internal/run"
+)
+
+// Config is patchbay.yaml. Every field has a usable zero value; unknown keys
+// are errors.
+type Config struct {
+	Listen   string   `yaml:"listen"`
+	Data     string   `yaml:"data"`
+	Database string   `yaml:"database"` // sqlite, or postgres://…
+	Keys     KeysFrom `yaml:"keys"`
+
+	Models map[string]ModelConfig `yaml:"models"`
+	Agents map[string]AgentConfig `yaml:"agents"`
+	Org    Tier                   `yaml:"org"`
+	Teams  map[string]TeamConfig  `yaml:"teams"`
+	Users  map[string]Tier        `yaml:"users"`
+
+	Egress    EgressConfig    `yaml:"egress"`
+	MCP       Switch          `yaml:"mcp"`
+	Limits    plane.Limits    `yaml:"limits"`
+	Telemetry TelemetryConfig `yaml:"telemetry"`
+
+	path string // of the file, for error messages
+}
+
+// KeysFrom says where the key ring is.
+type KeysFrom struct {
+	Env  string `yaml:"env"`
+	File string `yaml:"file"`
+}
+
+// ModelConfig is one model.
+type ModelConfig struct {
+	Provider  string       `yaml:"provider"` // anthropic, openai, scripted
+	Model     string       `yaml:"model"`
+	BaseURL   string       `yaml:"base_url"`
+	APIKeyEnv string       `yaml:"api_key_env"`
+	Script    []model.Step `yaml:"script"`
+}
+
+// AgentConfig is one agent, or what differs from a built-in one.
+type AgentConfig struct {
+	Description string                      `yaml:"description"`
+	Model       string                      `yaml:"model"`
+	Prompt      string                      `yaml:"prompt"`
+	Trust       plane.Trust                 `yaml:"trust"`
+	Tools       *[]string                   `yaml:"tools"`
+	MCP         Switch                      `yaml:"mcp"`
+	Connections map[string]ConnectionConfig `yaml:"connections"`
+}
+
+// Tier is a scope's connections.
+type Tier struct {
+	Connections map[string]ConnectionConfig `yaml:"connections"`
+}
+
+// TeamConfig is one team.
+type TeamConfig struct {
+	Members     []string                    `yaml:"members"`
+	Connections map[string]ConnectionConfig `yaml:"connections"`
+}
+
+// ConnectionConfig is one pinned connection.
+type ConnectionConfig struct {
+	Label         string     `yaml:"label"`
+	URL           string     `yaml:"url"`
+	Auth          plane.Auth `yaml:"auth"`
+	TokenEnv      string     `yaml:"token_env"`
+	Agents        []string   `yaml:"agents"`
+	Enabled       *bool      `yaml:"enabled"`
+	ResponseBytes int        `yaml:"response_bytes"`
+}
+
+// EgressConfig opens what policy closes.
+type EgressConfig struct {
+	Allow []netguard.Rule `yaml:"allow"`
+}
+
+// Switch is on unless it says otherwise.
+type Switch struct {
+	Enabled *bool `yaml:"enabled"`
+}
+
+// On reports the switch's position.
+func (s Switch) On() bool { return s.Enabled == nil || *s.Enabled }
+
+// TelemetryConfig says where spans go.
+type TelemetryConfig struct {
+	OTLP string `yaml:"otlp"`
+}
+
+// DefaultListen is the loopback address that serve listens on.
+const DefaultListen = "127.0.0.1:7717"
+
+// DefaultData is the data directory of the user who runs Patchbay.
+func DefaultData() string {
+	if d := os.Getenv("PATCHBAY_DATA"); d != "" {
+		return d
+	}
+	if d := os.Getenv("XDG_DATA_HOME"); d != "" {
+		return filepath.Join(d, "patchbay")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "patchbay-data"
+	}
+	return filepath.Join(home, ".local", "share", "patchbay")
+}
+
+// LoadConfig reads a file; an empty path gives the defaults.
+func LoadConfig(path string) (*Config, error) {
+	c := &Config{path: path, Limits: plane.DefaultLimits()}
+	if path != "" {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, plane.Errorf(plane.InvalidInput, "The config file %s cannot be read.", path).Because(err)
+		}
+		if err := parseConfig(path, b, c); err != nil {
+			return nil, err
+		}
+	}
+	if c.Listen == "" {
+		c.Listen = DefaultListen
+	}
+	if c.Data == "" {
+		c.Data = DefaultData()
+	}
+	if rest, ok := strings.CutPrefix(c.Data, "~/"); ok {
+		if home, err := os.UserHomeDir(); err == nil {
+			c.Data = filepath.Join(home, rest)
+		}
+	}
+	if c.Database == "" {
+		c.Database = "sqlite"
+	}
+	return c, c.validate()
+}
+
+// parseConfig reads strictly: every error names file, line and column.
+func parseConfig(path string, b []byte, c *Config) error {
+	if len(strings.TrimSpace(string(b))) == 0 {
+		return nil
+	}
+	err := yaml.UnmarshalWithOptions(b, c, yaml.Strict(), yaml.CustomUnmarshaler(unmarshalDuration))
+	if err == nil || err.Error() == "EOF" {
+		return nil
+	}
+	var at yaml.Error
+	if !errors.As(err, &at) {
+		return plane.Errorf(plane.InvalidInput, "%s: %s", path, firstLine(err.Error())).Because(err)
+	}
+	where := path
+	word := ""
+	if tk := at.GetToken(); tk != nil && tk.Position != nil {
+		where = fmt.Sprintf("%s:%d:%d", path, tk.Position.Line, tk.Position.Column)
+		word = tk.Value
+	}
+	var unknown *yaml.UnknownFieldError
+	if errors.As(err, &unknown) {
+		e := plane.Errorf(plane.InvalidInput, "%s: there is no key %q here.", where, word).At(word).Because(err)
+		if n := plane.Nearest(word, configKeys()); n != "" {
+			e.Message += fmt.Sprintf(" Did you mean %q?", n)
+		}
+		return e
+	}
+	return plane.Errorf(plane.InvalidInput, "%s: %s", where, firstLine(at.GetMessage())).Because(err)
+}
+
+var durationRE = regexp.MustCompile(`^"?(\d+(ms|s|m|h))+"?$`)
+
+func unmarshalDuration(d *time.Duration, b []byte) error {
+	text := strings.TrimSpace(string(b))
+	if text == "0" {
+		*d = 0
+		return nil
+	}
+	if !durationRE.MatchString(text) {
+		return fmt.Errorf("%s is no length of time; write 30s, 5m or 1h", text)
+	}
+	v, err := time.ParseDuration(strings.Trim(text, `"`))
+	*d = v
+	return err
+}
+
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
+	return s
+}
+
+// configKeys are all keys of the file, for "did you mean".
+func configKeys() []string {
+	seen := map[reflect.Type]bool{}
+	var out []string
+	var walk func(t reflect.Type)
+	walk = func(t reflect.Type) {
+		for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct || seen[t] {
+			return
+		}
+		seen[t] = true
+		for i := range t.NumField() {
+			f := t.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+			if name != "" {
+				out = append(out, name)
+				walk(f.Type)
+			}
+		}
+	}
+	walk(reflect.TypeFor[Config]())
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func (c *Config) bad(field, format string, args ...any) *plane.Error {
+	where := c.path
+	if where == "" {
+		where = "config"
+	}
+	return plane.Errorf(plane.InvalidInput, where+": "+format, args...).At(field)
+}
+
+// validate holds what one field can be held to by itself; policy and netguard
+// judge the rest when the app is built.
+func (c *Config) validate() error {
+	if err := c.Limits.Validate(); err != nil {
+		return err
+	}
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err != nil || port == "" {
+		return c.bad("listen", "listen must be host:port, as in %s.", DefaultListen)
+	}
+	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
+		return c.bad("listen", "listen is %s; this version listens on loopback only, as in %s.", c.Listen, DefaultListen)
+	}
+	if c.Database != "sqlite" && !strings.HasPrefix(c.Database, "postgres://") && !strings.HasPrefix(c.Database, "postgresql://") {
+		return c.bad("database", "database is sqlite or a postgres:// URL.")
+	}
+	for name, m := range c.Models {
+		switch m.Provider {
+		case "anthropic", "openai", "scripted":
+		default:
+			return c.bad("models."+name, "models.%s: the provider is %q; known are anthropic, openai and scripted.", name, m.Provider)
+		}
+		if m.Provider != "scripted" && m.Model == "" {
+			return c.bad("models."+name, "models.%s names no model.", name)
+		}
+	}
+	for slug, a := range c.Agents {
+		if !plane.ValidSlug(slug) {
+			return c.bad("agents", "agents: %q is no slug; use a-z, 0-9 and -, at most %d characters.", slug, plane.MaxSlug)
+		}
+		if a.Trust != "" && a.Trust != plane.Open && a.Trust != plane.Guarded {
+			return c.bad("agents."+slug, "agents.%s: trust is open or guarded.", slug)
+		}
+		if a.Tools != nil {
+			for _, t := range *a.Tools {
+				if !slices.Contains(run.OwnToolNames, t) {
+					return c.bad("agents."+slug, "agents.%s: there is no tool %q; known are %s.", slug, t, strings.Join(run.OwnToolNames, ", "))
+				}
+			}
+		}
+	}
+	for name := range c.Teams {
+		if !plane.ValidSlug(name) {
+			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
+		}
+	}
+	return nil
+}
+
+// connections lists what config pins, tier by tier.
+func (c *Config) connections() ([]plane.Connection, error) {
+	var out []plane.Connection
+	add := func(scope plane.Scope, m map[string]ConnectionConfig) error {
+		for _, slug := range sortedKeys(m) {
+			conn, err := c.connection(scope, slug, m[slug])
+			if err != nil {
+				return err
+			}
+			out = append(out, conn)
+		}
+		return nil
+	}
+	if err := add(plane.Scope{Kind: plane.ScopeOrg}, c.Org.Connections); err != nil {
+		return nil, err
+	}
+	for _, a := range sortedKeys(c.Agents) {
+		if err := add(plane.Scope{Kind: plane.ScopeAgent, Name: a}, c.Agents[a].Connections); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range sortedKeys(c.Teams) {
+		if err := add(plane.Scope{Kind: plane.ScopeTeam, Name: t}, c.Teams[t].Connections); err != nil {
+			return nil, err
+		}
+	}
+	for _, u := range sortedKeys(c.Users) {
+		if err := add(plane.Scope{Kind: plane.ScopeUser, Name: u}, c.Users[u].Connections); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig) (plane.Connection, error) {
+	name := scope.String() + "/" + slug
+	if !plane.ValidSlug(slug) {
+		return plane.Connection{}, c.bad("connections", "%s: %q is no slug; use a-z, 0-9 and -, at most %d characters.", scope, slug, plane.MaxSlug)
+	}
+	conn := plane.Connection{Scope: scope, Slug: slug, Label: cc.Label, Endpoint: cc.URL, Auth: cc.Auth, TokenEnv: cc.TokenEnv,
+		Agents: cc.Agents, Enabled: cc.Enabled == nil || *cc.Enabled, MaxBytes: cc.ResponseBytes}
+	if conn.Auth == "" {
+		conn.Auth = plane.AuthNone
+		if cc.TokenEnv != "" {
+			conn.Auth = plane.AuthBearer
+		}
+	}
+	switch {
+	case cc.URL == "":
+		return conn, c.bad("url", "%s names no url.", name)
+	case conn.Auth != plane.AuthNone && conn.Auth != plane.AuthBearer:
+		return conn, c.bad("auth", "%s: auth is %q; known are none and bearer.", name, conn.Auth)
+	case conn.Auth == plane.AuthBearer && cc.TokenEnv == "":
+		return conn, c.bad("token_env", "%s: auth is bearer, so token_env must name the variable that holds the token.", name)
+	case conn.Auth == plane.AuthNone && cc.TokenEnv != "":
+		return conn, c.bad("token_env", "%s: token_env goes only with auth: bearer.", name)
+	case cc.ResponseBytes < 0 || cc.ResponseBytes > maxResponseBytes:
+		return conn, c.bad("response_bytes", "%s: response_bytes is at most %d.", name, maxResponseBytes)
+	}
+	return conn, nil
+}
+
+// maxResponseBytes is how far one connection's response cap may be raised.
+const maxResponseBytes = 32 << 20

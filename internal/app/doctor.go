@@ -1,0 +1,56 @@
+package app
+
+import (
+	"fmt"
+	"os"
+
+	"patchbay/internal/netguard"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+)
+
+// Checked is one thing that CheckConfig looked at.
+type Checked struct {
+	What string
+	Err  error
+	Fine string
+}
+
+// CheckConfig looks at what a config asks for, without opening anything.
+func CheckConfig(c *Config) []Checked {
+	var out []Checked
+	add := func(what string, err error, fine string) { out = append(out, Checked{what, err, fine}) }
+	guard, err := netguard.NewPolicy(c.Egress.Allow, c.Limits.HeaderTimeout)
+	add("egress", err, fmt.Sprintf("%d openings", len(c.Egress.Allow)))
+	if err != nil {
+		return out
+	}
+	agents, err := c.agents()
+	add("agents", err, fmt.Sprintf("%d agents", len(agents)))
+	pinned, perr := c.connections()
+	if perr != nil {
+		add("connections", perr, "")
+		return out
+	}
+	if err == nil {
+		_, err = policy.Compile(policy.Rules{Agents: agents, Connections: pinned})
+		add("connections", err, fmt.Sprintf("%d pinned", len(pinned)))
+	}
+	for _, p := range pinned {
+		err := guard.CheckURL(p.Slug, p.Endpoint)
+		if err == nil && p.Auth == plane.AuthBearer && os.Getenv(p.TokenEnv) == "" {
+			err = plane.Errorf(plane.Unavailable, "the variable %s, which holds its token, is not set.", p.TokenEnv).Then("export " + p.TokenEnv + "=…")
+		}
+		add("server "+p.Slug, err, p.Endpoint)
+	}
+	for _, name := range sortedKeys(c.models()) {
+		_, err := c.provider(name)
+		m := c.models()[name]
+		fine := m.Provider + " " + m.Model
+		if m.Provider == "scripted" {
+			fine = "scripted stand-in: no model key is set"
+		}
+		add("model "+name, err, fine)
+	}
+	return out
+}

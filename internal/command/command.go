@@ -1,0 +1,169 @@
+// Package command holds every command of Patchbay once: typed input, typed
+// output, and its text. CLI, HTTP and MCP parse into the same input and get the
+// same output and refusals; they only render. Inputs carry no tags that read an
+// environment or a disk, since those would be the server's.
+package command
+
+import (
+	"context"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"patchbay/internal/bridge"
+	"patchbay/internal/ledger"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+	"patchbay/internal/run"
+)
+
+// Style is how text is drawn.
+type Style struct {
+	Terminal bool // aligned and bounded; else tab-separated and whole
+	Color    bool
+	Width    int
+	Now      time.Time
+}
+
+// Output is what a command returns: JSON by its fields, text by Text.
+type Output interface {
+	Text(w io.Writer, s Style)
+}
+
+// Command is one command.
+type Command struct {
+	Name     string // "mcp.list"
+	Summary  string
+	ReadOnly bool
+	Input    func() any // a pointer to the zero input
+	Output   func() Output
+	Run      func(ctx context.Context, who plane.Principal, in any) (Output, error)
+}
+
+// Runs is the part of the runtime that commands use.
+type Runs interface {
+	Begin(ctx context.Context, who plane.Principal, agent, prompt string) (plane.Run, error)
+	List(ctx context.Context, limit int) ([]plane.Run, error)
+	Show(ctx context.Context, id plane.RunID) (run.View, error)
+	Events(ctx context.Context, id plane.RunID, after int64, limit int) ([]plane.Event, error)
+	Control
+}
+
+// Control changes what becomes of a run.
+type Control interface {
+	Cancel(ctx context.Context, who plane.Principal, id plane.RunID) error
+	Resolve(ctx context.Context, who plane.Principal, id plane.CallID, as ledger.Resolution, note string) error
+}
+
+// Catalogs are the snapshots that commands show.
+type Catalogs interface {
+	Get(id plane.ConnectionID) *plane.Catalog
+	Refresh(ctx context.Context, g policy.Grant) error
+}
+
+// Sessions opens the bridge.
+type Sessions interface {
+	Open(ctx context.Context, o bridge.Opening) (*bridge.Session, error)
+}
+
+// Deps is what the commands stand on.
+type Deps struct {
+	Runs     Runs
+	Catalogs Catalogs
+	Bridge   Sessions
+	Policy   func() *policy.Snapshot
+	Models   func(name string) string // describes a model for people
+	Info     func(ctx context.Context) Status
+	MCP      bool // the mcp commands answer at all
+}
+
+// Registry is the set of commands.
+type Registry struct {
+	byName map[string]*Command
+	names  []string
+}
+
+// New makes the commands.
+func New(d Deps) *Registry {
+	r := &Registry{byName: map[string]*Command{}}
+	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d)) {
+		r.byName[c.Name] = c
+		r.names = append(r.names, c.Name)
+	}
+	slices.Sort(r.names)
+	return r
+}
+
+// Get finds a command.
+func (r *Registry) Get(name string) (*Command, error) {
+	c, ok := r.byName[name]
+	if !ok {
+		e := plane.Errorf(plane.NotFound, "There is no command %q.", name)
+		if n := plane.Nearest(name, r.names); n != "" {
+			e.Next = "Did you mean " + n + "?"
+		}
+		return nil, e
+	}
+	return c, nil
+}
+
+// All returns the commands in order of their names.
+func (r *Registry) All() []*Command {
+	out := make([]*Command, 0, len(r.names))
+	for _, n := range r.names {
+		out = append(out, r.byName[n])
+	}
+	return out
+}
+
+// define makes a Command of a typed function.
+func define[I, O any, PO interface {
+	*O
+	Output
+}](name, summary string, readOnly bool, fn func(ctx context.Context, who plane.Principal, in *I) (PO, error)) *Command {
+	return &Command{Name: name, Summary: summary, ReadOnly: readOnly,
+		Input:  func() any { return new(I) },
+		Output: func() Output { return PO(new(O)) },
+		Run: func(ctx context.Context, who plane.Principal, in any) (Output, error) {
+			out, err := fn(ctx, who, in.(*I))
+			if err != nil {
+				return nil, err
+			}
+			return out, nil
+		}}
+}
+
+// connection finds what an operator or an agent's user means by a server's
+// name: "linear", or "scope/linear" where one name stands in several scopes.
+func connection(s *policy.Snapshot, who plane.Principal, name string) (policy.Attached, error) {
+	var found []policy.Attached
+	var names []string
+	for _, a := range s.Visible(who) {
+		full := a.Scope.String() + "/" + a.Slug
+		names = append(names, a.Slug)
+		if a.Slug == name || full == name {
+			found = append(found, a)
+		}
+	}
+	switch {
+	case len(found) == 1, len(found) > 1 && found[0].Scope.Rank() < found[1].Scope.Rank():
+		return found[0], nil
+	case len(found) > 1:
+		return policy.Attached{}, plane.Errorf(plane.InvalidInput, "%s stands in several scopes; say which, as in %s/%s.", name, found[0].Scope, name).At("name")
+	}
+	e := plane.Errorf(plane.NotFound, "There is no server %q.", name).At("name").Then("patchbay mcp list")
+	if n := plane.Nearest(name, names); n != "" {
+		e.Next = "Did you mean " + n + "?"
+	}
+	return policy.Attached{}, e
+}
+
+func oneLine(s string, n int) string {
+	s = strings.Join(strings.Fields(s), " ")
+	r := []rune(s)
+	if n > 0 && len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}

@@ -1,0 +1,379 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+
+	"patchbay/internal/bridge"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+)
+
+// MCPListInput has nothing to say.
+type MCPListInput struct{}
+
+// ServerRow is one connection.
+type ServerRow struct {
+	Name       string    `json:"name"`
+	Scope      string    `json:"scope"`
+	URL        string    `json:"url"`
+	Auth       string    `json:"auth"`
+	Enabled    bool      `json:"enabled"`
+	Health     string    `json:"health"` // pending, ok, unavailable, unauthorized
+	Detail     string    `json:"detail,omitempty"`
+	Tools      int       `json:"tools"`
+	CapturedAt time.Time `json:"captured_at,omitzero"`
+	FailedAt   time.Time `json:"failed_at,omitzero"`
+	Shadowed   string    `json:"shadowed_by,omitempty"`
+	Agents     []string  `json:"agents"` // empty: every open agent
+}
+
+// MCPList is the connections in sight.
+type MCPList struct {
+	Servers []ServerRow `json:"servers"`
+}
+
+// Text draws the connections.
+func (o *MCPList) Text(w io.Writer, s Style) {
+	if len(o.Servers) == 0 && s.Terminal {
+		fmt.Fprintln(w, "No server is connected. Name one under org.connections in patchbay.yaml:\n\n  org:\n    connections:\n      linear: {url: https://mcp.linear.app/mcp, auth: bearer, token_env: LINEAR_TOKEN}")
+		return
+	}
+	var rows [][]string
+	for _, r := range o.Servers {
+		rows = append(rows, []string{r.Name, r.Scope, r.standing(s), fmt.Sprint(r.Tools), s.ago(r.CapturedAt), r.URL, oneLine(r.Detail, 80)})
+	}
+	table(w, s, []string{"NAME", "SCOPE", "HEALTH", "TOOLS", "READ", "URL", ""}, rows)
+}
+
+func (r *ServerRow) standing(s Style) string {
+	switch {
+	case !r.Enabled:
+		return "off"
+	case r.Shadowed != "":
+		return "shadowed by " + r.Shadowed
+	}
+	return s.state(r.Health)
+}
+
+// NameInput names a server.
+type NameInput struct {
+	Name string `arg:"" json:"name" help:"Name of the server, or scope/name."`
+}
+
+// ToolRow is one tool of a server.
+type ToolRow struct {
+	Server      string `json:"server"`
+	Name        string `json:"name"`
+	Alias       string `json:"alias,omitempty"` // what a model calls it
+	Description string `json:"description"`
+	Class       string `json:"class"`
+	Hint        string `json:"hint"` // read-only, may write, none
+	Unsupported string `json:"unsupported,omitempty"`
+	Fingerprint string `json:"fingerprint"`
+}
+
+// MCPShow is one connection with its tools.
+type MCPShow struct {
+	Server       ServerRow `json:"server"`
+	Version      int64     `json:"version"`
+	Revision     int64     `json:"revision"`
+	Implements   string    `json:"implementation,omitempty"` // the server's own name
+	Instructions string    `json:"instructions,omitempty"`
+	Tools        []ToolRow `json:"tools"`
+}
+
+// Text draws one connection. What the server wrote is shown with its invisible
+// characters made visible.
+func (o *MCPShow) Text(w io.Writer, s Style) {
+	r := &o.Server
+	fmt.Fprintf(w, "name\t%s\nscope\t%s\nurl\t%s\nauth\t%s\nhealth\t%s\n", r.Name, r.Scope, r.URL, r.Auth, r.standing(s))
+	if r.Detail != "" {
+		fmt.Fprintf(w, "detail\t%s\n", r.Detail)
+	}
+	fmt.Fprintf(w, "read\t%s\n", s.ago(r.CapturedAt))
+	if o.Implements != "" {
+		fmt.Fprintf(w, "server says it is\t%s\n", bridge.Visible(o.Implements))
+	}
+	fmt.Fprintln(w)
+	(&MCPTools{o.Tools}).Text(w, s)
+}
+
+// MCPToolsInput may name a server.
+type MCPToolsInput struct {
+	Name string `arg:"" optional:"" json:"name" help:"Only this server's tools."`
+}
+
+// MCPTools is tools of servers.
+type MCPTools struct {
+	Tools []ToolRow `json:"tools"`
+}
+
+// Text draws tools.
+func (o *MCPTools) Text(w io.Writer, s Style) {
+	var rows [][]string
+	for _, t := range o.Tools {
+		offered := t.Class
+		if t.Unsupported != "" {
+			offered = "not offered: " + t.Unsupported
+		}
+		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), offered, t.Hint, oneLine(bridge.Visible(t.Description), 80)})
+	}
+	table(w, s, []string{"SERVER", "TOOL", "CLASS", "HINT", "DESCRIPTION"}, rows)
+}
+
+// MCPTest is how a server answered just now.
+type MCPTest struct {
+	Name   string `json:"name"`
+	Health string `json:"health"`
+	Detail string `json:"detail,omitempty"`
+	Tools  int    `json:"tools"`
+	Millis int64  `json:"ms"`
+}
+
+// Text draws the answer.
+func (o *MCPTest) Text(w io.Writer, s Style) {
+	fmt.Fprintf(w, "%s\t%s\t%d tools\t%s\n", o.Name, s.state(o.Health), o.Tools, took(time.Duration(o.Millis)*time.Millisecond))
+	if o.Detail != "" {
+		fmt.Fprintln(w, o.Detail)
+	}
+}
+
+// MCPCallInput is one call of a tool.
+type MCPCallInput struct {
+	Name      string          `arg:"" json:"name" help:"Name of the server."`
+	Tool      string          `arg:"" json:"tool" help:"The server's own name of the tool, or the alias."`
+	Arguments json.RawMessage `kong:"-" json:"arguments,omitempty"`
+	Agent     string          `json:"agent,omitempty" help:"The agent to call as." default:"general"`
+}
+
+// MCPCall is what a tool answered.
+type MCPCall struct {
+	Call    string          `json:"call,omitempty"`
+	State   string          `json:"state"`
+	IsError bool            `json:"is_error"`
+	Message string          `json:"message,omitempty"` // why it failed
+	Result  json.RawMessage `json:"result,omitempty"`  // the server's own bytes
+}
+
+// Text draws the text of the answer.
+func (o *MCPCall) Text(w io.Writer, _ Style) {
+	if o.Message != "" {
+		fmt.Fprintln(w, bridge.Visible(o.Message))
+	}
+	if o.State == string(plane.CallUnknown) {
+		fmt.Fprintf(w, "Whether the call took effect is not known. Look at the service, then say so: patchbay runs resolve %s done|not-done\n", o.Call)
+	}
+	if len(o.Result) > 0 {
+		fmt.Fprintln(w, bridge.ResultText(o.Result))
+	}
+}
+
+func mcpCommands(d Deps) []*Command {
+	off := func() error {
+		if !d.MCP {
+			return plane.Errorf(plane.Unavailable, "MCP is off on this server.").Then("Set mcp.enabled: true in patchbay.yaml.")
+		}
+		return nil
+	}
+	return []*Command{
+		define("mcp.list", "Lists the MCP servers in sight and how they stand.", true,
+			func(_ context.Context, who plane.Principal, _ *MCPListInput) (*MCPList, error) {
+				if err := off(); err != nil {
+					return nil, err
+				}
+				out := &MCPList{Servers: []ServerRow{}}
+				for _, a := range d.Policy().Visible(who) {
+					out.Servers = append(out.Servers, serverRow(a, d.Catalogs.Get(a.ID)))
+				}
+				return out, nil
+			}),
+		define("mcp.show", "Shows one MCP server with its tools.", true,
+			func(_ context.Context, who plane.Principal, in *NameInput) (*MCPShow, error) {
+				if err := off(); err != nil {
+					return nil, err
+				}
+				return showServer(d, who, in.Name)
+			}),
+		define("mcp.tools", "Lists the tools of one MCP server or of all.", true,
+			func(_ context.Context, who plane.Principal, in *MCPToolsInput) (*MCPTools, error) {
+				if err := off(); err != nil {
+					return nil, err
+				}
+				return listTools(d, who, in.Name)
+			}),
+		define("mcp.test", "Asks an MCP server for its tools now.", false,
+			func(ctx context.Context, who plane.Principal, in *NameInput) (*MCPTest, error) {
+				if err := off(); err != nil {
+					return nil, err
+				}
+				return testServer(ctx, d, who, in.Name)
+			}),
+		define("mcp.call", "Calls a tool of an MCP server, on the record.", false,
+			func(ctx context.Context, who plane.Principal, in *MCPCallInput) (*MCPCall, error) {
+				if err := off(); err != nil {
+					return nil, err
+				}
+				return callTool(ctx, d, who, in)
+			}),
+	}
+}
+
+func serverRow(a policy.Attached, c *plane.Catalog) ServerRow {
+	r := ServerRow{Name: a.Slug, Scope: a.Scope.String(), URL: withoutQuery(a.Endpoint), Auth: string(a.Auth), Enabled: a.Enabled,
+		Health: string(plane.HealthPending), Agents: a.Agents}
+	if r.Agents == nil {
+		r.Agents = []string{}
+	}
+	if a.ShadowedBy.Kind != "" {
+		r.Shadowed = a.ShadowedBy.String()
+	}
+	if c != nil && (!c.Stale(a.Version) || c.CapturedAt.IsZero() && c.Version == a.Version) {
+		r.Health, r.Detail, r.Tools, r.CapturedAt, r.FailedAt = string(c.Health), c.Detail, len(c.Definitions), c.CapturedAt, c.FailedAt
+	}
+	return r
+}
+
+func withoutQuery(endpoint string) string {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return ""
+	}
+	u.RawQuery, u.User = "", nil
+	return u.String()
+}
+
+func showServer(d Deps, who plane.Principal, name string) (*MCPShow, error) {
+	a, err := connection(d.Policy(), who, name)
+	if err != nil {
+		return nil, err
+	}
+	c := d.Catalogs.Get(a.ID)
+	out := &MCPShow{Server: serverRow(a, c), Version: a.Version, Tools: toolRows(a, c)}
+	if c != nil {
+		out.Revision, out.Implements, out.Instructions = c.Revision, c.Server, c.Instructions
+	}
+	return out, nil
+}
+
+func toolRows(a policy.Attached, c *plane.Catalog) []ToolRow {
+	out := []ToolRow{}
+	if c == nil {
+		return out
+	}
+	names := bridge.Aliases(a.Slug, c.Definitions)
+	for i := range c.Definitions {
+		t := &c.Definitions[i]
+		hint := "none"
+		if t.SideEffectFree() {
+			hint = "read-only"
+		} else if t.Destructive {
+			hint = "may write"
+		}
+		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class),
+			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint}
+		if t.Unsupported != "" {
+			row.Alias = ""
+		}
+		out = append(out, row)
+	}
+	return out
+}
+
+func listTools(d Deps, who plane.Principal, name string) (*MCPTools, error) {
+	out := &MCPTools{Tools: []ToolRow{}}
+	if name != "" {
+		a, err := connection(d.Policy(), who, name)
+		if err != nil {
+			return nil, err
+		}
+		out.Tools = toolRows(a, d.Catalogs.Get(a.ID))
+		return out, nil
+	}
+	for _, a := range d.Policy().Visible(who) {
+		out.Tools = append(out.Tools, toolRows(a, d.Catalogs.Get(a.ID))...)
+	}
+	return out, nil
+}
+
+func testServer(ctx context.Context, d Deps, who plane.Principal, name string) (*MCPTest, error) {
+	snap := d.Policy()
+	a, err := connection(snap, who, name)
+	if err != nil {
+		return nil, err
+	}
+	g, denial := snap.Decide(who, policy.Discover, policy.Resource{Connection: a.ID})
+	if denial != nil {
+		return nil, denial.Err()
+	}
+	began := time.Now()
+	err = d.Catalogs.Refresh(ctx, g)
+	out := &MCPTest{Name: a.Slug, Millis: time.Since(began).Milliseconds(), Health: string(plane.HealthOK)}
+	if c := d.Catalogs.Get(a.ID); c != nil {
+		out.Health, out.Detail, out.Tools = string(c.Health), c.Detail, len(c.Definitions)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// callTool makes one call through the bridge, as an agent's session would.
+func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput) (*MCPCall, error) {
+	if in.Agent == "" {
+		in.Agent = "general"
+	}
+	if _, ok := d.Policy().Agent(in.Agent); !ok {
+		return nil, plane.Errorf(plane.NotFound, "There is no agent %q.", in.Agent).At("agent").Then("patchbay agents list")
+	}
+	s, err := d.Bridge.Open(ctx, bridge.Opening{Agent: in.Agent, Principal: who, Results: plane.Raw})
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	alias, err := findTool(s, in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.Call(ctx, bridge.In{Alias: alias, Arguments: in.Arguments})
+	if err != nil {
+		return nil, err
+	}
+	res := &MCPCall{IsError: out.IsError, Message: out.Text, Result: out.Raw, State: string(plane.CallFailed)}
+	if out.Call != nil {
+		res.Call, res.State = string(out.Call.ID), string(out.Call.State)
+	}
+	return res, nil
+}
+
+func findTool(s *bridge.Session, in *MCPCallInput) (string, error) {
+	var names []string
+	for _, t := range s.Tools() {
+		if t.Server != in.Name {
+			continue
+		}
+		if t.Definition.Name == in.Tool || t.Alias == in.Tool {
+			return t.Alias, nil
+		}
+		names = append(names, t.Definition.Name)
+	}
+	for _, srv := range s.Servers() {
+		if srv.Slug != in.Name {
+			continue
+		}
+		if srv.Why != "" {
+			return "", plane.Errorf(plane.Unavailable, "%s is not available to %s: %s.", in.Name, in.Agent, strings.TrimSuffix(srv.Why, "."))
+		}
+		e := plane.Errorf(plane.NotFound, "%s offers no tool %q to %s.", in.Name, in.Tool, in.Agent).At("tool").Then("patchbay mcp tools " + in.Name)
+		if n := plane.Nearest(in.Tool, names); n != "" {
+			e.Next = "Did you mean " + n + "?"
+		}
+		return "", e
+	}
+	return "", plane.Errorf(plane.NotFound, "%s has no server %q.", in.Agent, in.Name).At("name").Then("patchbay mcp list")
+}

@@ -1,0 +1,368 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"patchbay/internal/bridge"
+	"patchbay/internal/ledger"
+	"patchbay/internal/plane"
+	"patchbay/internal/run"
+)
+
+// RunsStartInput asks an agent something.
+type RunsStartInput struct {
+	Prompt string `arg:"" json:"prompt" help:"The question."`
+	Agent  string `json:"agent,omitempty" help:"The agent that answers." default:"general"`
+}
+
+// RunRow is one run.
+type RunRow struct {
+	ID        string    `json:"id"`
+	Agent     string    `json:"agent"`
+	State     string    `json:"state"`
+	Waiting   string    `json:"waiting_for,omitempty"`
+	Reason    string    `json:"reason,omitempty"`
+	Prompt    string    `json:"prompt"`
+	Answer    string    `json:"answer,omitempty"`
+	Turns     int       `json:"turns"`
+	Principal string    `json:"principal"`
+	CreatedAt time.Time `json:"created_at"`
+	EndedAt   time.Time `json:"ended_at,omitzero"`
+}
+
+// Text draws one run.
+func (o *RunRow) Text(w io.Writer, s Style) {
+	fmt.Fprintf(w, "%s\t%s\n", o.ID, s.state(o.State))
+}
+
+func runRow(r plane.Run) RunRow {
+	return RunRow{ID: string(r.ID), Agent: r.Agent, State: string(r.State), Waiting: r.WaitingFor, Reason: r.Reason, Prompt: r.Prompt,
+		Answer: r.Answer, Turns: r.Turns, Principal: r.Principal, CreatedAt: r.CreatedAt, EndedAt: r.EndedAt}
+}
+
+// RunsListInput bounds the list.
+type RunsListInput struct {
+	Limit int `json:"limit,omitempty" help:"How many runs." default:"20"`
+}
+
+// RunsList is runs, newest first.
+type RunsList struct {
+	Runs []RunRow `json:"runs"`
+}
+
+// Text draws the runs.
+func (o *RunsList) Text(w io.Writer, s Style) {
+	if len(o.Runs) == 0 && s.Terminal {
+		fmt.Fprintln(w, `No run yet. Start one: patchbay ask "…"`)
+		return
+	}
+	var rows [][]string
+	for _, r := range o.Runs {
+		state := s.state(r.State)
+		if r.Waiting != "" {
+			state += " (" + r.Waiting + ")"
+		}
+		prompt := r.Prompt
+		if s.Terminal {
+			prompt = oneLine(prompt, 60)
+		}
+		rows = append(rows, []string{r.ID, r.Agent, state, s.ago(r.CreatedAt), prompt})
+	}
+	table(w, s, []string{"RUN", "AGENT", "STATE", "BEGAN", "PROMPT"}, rows)
+}
+
+// RunInput names a run.
+type RunInput struct {
+	Run string `arg:"" json:"run" help:"Id of the run, or 'last'."`
+}
+
+// CallRow is one call of a run.
+type CallRow struct {
+	ID         string    `json:"id"`
+	Tool       string    `json:"tool"`
+	Server     string    `json:"server"`
+	Class      string    `json:"class"`
+	State      string    `json:"state"`
+	Reason     string    `json:"reason,omitempty"`
+	Attempts   []Attempt `json:"attempts"`
+	PlannedAt  time.Time `json:"planned_at"`
+	DoneAt     time.Time `json:"done_at,omitzero"`
+	Bytes      int       `json:"bytes"`
+	Replaces   string    `json:"replaces,omitempty"`
+	ResolvedBy string    `json:"resolved_by,omitempty"`
+	Note       string    `json:"note,omitempty"`
+}
+
+// Attempt is one time a call went out.
+type Attempt struct {
+	N       int       `json:"n"`
+	At      time.Time `json:"at"`
+	DoneAt  time.Time `json:"done_at,omitzero"`
+	Outcome string    `json:"outcome"`
+	Detail  string    `json:"detail,omitempty"`
+}
+
+// Step is one line of a run's timeline.
+type Step struct {
+	Turn    int     `json:"turn"`
+	Kind    string  `json:"kind"` // model, call, tool, note, wait
+	Label   string  `json:"label"`
+	Start   float64 `json:"start_s"` // since the run began
+	Seconds float64 `json:"seconds"`
+	OK      bool    `json:"ok"`
+	Detail  string  `json:"detail,omitempty"`
+}
+
+// RunsShow is one run with calls and timeline.
+type RunsShow struct {
+	Run   RunRow    `json:"run"`
+	Calls []CallRow `json:"calls"`
+	Steps []Step    `json:"steps"`
+}
+
+// ResolveInput says what became of an unknown call.
+type ResolveInput struct {
+	ID      string `arg:"" json:"id" help:"Id of the call, or of a run with one unknown call."`
+	Outcome string `arg:"" json:"outcome" enum:"done,not-done,send-again" help:"done, not-done or send-again."`
+	Note    string `json:"note,omitempty" help:"What you saw, for the record."`
+}
+
+// Resolved says that it was taken.
+type Resolved struct {
+	Call    string `json:"call"`
+	Outcome string `json:"outcome"`
+}
+
+// Text says nothing: success is quiet.
+func (o *Resolved) Text(io.Writer, Style) {}
+
+func runCommands(d Deps) []*Command {
+	return []*Command{
+		define("runs.start", "Asks an agent something; the run goes on by itself.", false,
+			func(ctx context.Context, who plane.Principal, in *RunsStartInput) (*RunRow, error) {
+				if in.Agent == "" {
+					in.Agent = "general"
+				}
+				r, err := d.Runs.Begin(ctx, who, in.Agent, in.Prompt)
+				row := runRow(r)
+				return &row, err
+			}),
+		define("runs.list", "Lists the latest runs.", true,
+			func(ctx context.Context, _ plane.Principal, in *RunsListInput) (*RunsList, error) {
+				if in.Limit == 0 {
+					in.Limit = 20
+				}
+				if in.Limit < 0 || in.Limit > 1000 {
+					return nil, plane.Errorf(plane.InvalidInput, "A list has 1 to 1000 runs.").At("limit")
+				}
+				rs, err := d.Runs.List(ctx, in.Limit)
+				out := &RunsList{Runs: []RunRow{}}
+				for _, r := range rs {
+					out.Runs = append(out.Runs, runRow(r))
+				}
+				return out, err
+			}),
+		define("runs.show", "Shows one run: its calls and its timeline.", true,
+			func(ctx context.Context, _ plane.Principal, in *RunInput) (*RunsShow, error) {
+				id, err := runID(ctx, d, in.Run)
+				if err != nil {
+					return nil, err
+				}
+				return showRun(ctx, d, id)
+			}),
+		define("runs.cancel", "Stops a run.", false,
+			func(ctx context.Context, who plane.Principal, in *RunInput) (*RunRow, error) {
+				id, err := runID(ctx, d, in.Run)
+				if err != nil {
+					return nil, err
+				}
+				if err := d.Runs.Cancel(ctx, who, id); err != nil {
+					return nil, err
+				}
+				return &RunRow{ID: string(id), State: string(plane.RunCancelled)}, nil
+			}),
+		define("runs.resolve", "Says what became of a call whose outcome is unknown.", false,
+			func(ctx context.Context, who plane.Principal, in *ResolveInput) (*Resolved, error) {
+				id, err := unknownCall(ctx, d, in.ID)
+				if err != nil {
+					return nil, err
+				}
+				if err := d.Runs.Resolve(ctx, who, id, ledger.Resolution(in.Outcome), in.Note); err != nil {
+					return nil, err
+				}
+				return &Resolved{Call: string(id), Outcome: in.Outcome}, nil
+			}),
+	}
+}
+
+func runID(ctx context.Context, d Deps, s string) (plane.RunID, error) {
+	if s == "last" {
+		rs, err := d.Runs.List(ctx, 1)
+		if err != nil {
+			return "", err
+		}
+		if len(rs) == 0 {
+			return "", plane.Errorf(plane.NotFound, "There is no run yet.").Then(`patchbay ask "…"`)
+		}
+		return rs[0].ID, nil
+	}
+	if !plane.IsRunID(s) {
+		return "", plane.Errorf(plane.InvalidInput, "%q is not the id of a run.", oneLine(s, 60)).At("run").Then("patchbay runs list")
+	}
+	return plane.RunID(s), nil
+}
+
+func unknownCall(ctx context.Context, d Deps, s string) (plane.CallID, error) {
+	if plane.IsCallID(s) {
+		return plane.CallID(s), nil
+	}
+	id, err := runID(ctx, d, s)
+	if err != nil {
+		return "", err
+	}
+	v, err := d.Runs.Show(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	var found []string
+	for _, c := range v.Calls {
+		if c.State == plane.CallUnknown {
+			found = append(found, string(c.ID))
+		}
+	}
+	switch len(found) {
+	case 1:
+		return plane.CallID(found[0]), nil
+	case 0:
+		return "", plane.Errorf(plane.Conflict, "No call of that run is unknown.").Then("patchbay runs show " + string(id))
+	}
+	return "", plane.Errorf(plane.Conflict, "Several calls of that run are unknown; name one: %s.", strings.Join(found, ", "))
+}
+
+func showRun(ctx context.Context, d Deps, id plane.RunID) (*RunsShow, error) {
+	v, err := d.Runs.Show(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	evs, err := d.Runs.Events(ctx, id, 0, maxShownEvents)
+	if err != nil {
+		return nil, err
+	}
+	return &RunsShow{Run: runRow(v.Run), Calls: callRows(v), Steps: steps(v.CreatedAt, evs)}, nil
+}
+
+const maxShownEvents = 2000
+
+func callRows(v run.View) []CallRow {
+	out := []CallRow{}
+	for _, c := range v.Calls {
+		row := CallRow{ID: string(c.ID), Tool: c.Tool, Server: c.Server, Class: string(c.Class), State: string(c.State), Reason: c.Reason,
+			PlannedAt: c.PlannedAt, DoneAt: c.DoneAt, Bytes: c.Bytes, Replaces: string(c.Replaces), ResolvedBy: c.ResolvedBy, Note: c.Note, Attempts: []Attempt{}}
+		for _, a := range v.Attempts {
+			if a.Call == c.ID {
+				row.Attempts = append(row.Attempts, Attempt{a.N, a.At, a.DoneAt, a.Outcome, a.Detail})
+			}
+		}
+		out = append(out, row)
+	}
+	return out
+}
+
+// steps folds events into the lines of a timeline.
+func steps(began time.Time, evs []plane.Event) []Step {
+	out := []Step{}
+	at := func(t time.Time) float64 { return max(t.Sub(began).Seconds(), 0) }
+	open := map[string]int{} // span of a turn or call -> its line
+	for _, ev := range evs {
+		var data struct {
+			Call, Name, Text, Reason, Server, Error, Output, State, Outcome, By string
+			Kind                                                                string
+			OK                                                                  bool
+			Bytes                                                               int
+		}
+		json.Unmarshal(ev.Data, &data) // a shape of a later version shows without detail
+		switch ev.Kind {
+		case plane.EventTurnStarted:
+			open["turn"] = len(out)
+			out = append(out, Step{Turn: ev.Turn, Kind: "model", Label: fmt.Sprintf("turn %d", ev.Turn), Start: at(ev.At), OK: true})
+		case plane.EventUsage:
+			if i, ok := open["turn"]; ok {
+				out[i].Seconds = at(ev.At) - out[i].Start
+			}
+		case plane.EventSpanStart:
+			open[data.Call] = len(out)
+			out = append(out, Step{Turn: ev.Turn, Kind: "call", Label: ev.Span, Start: at(ev.At)})
+		case plane.EventSpanEnd:
+			if i, ok := open[data.Call]; ok {
+				out[i].Seconds, out[i].OK = at(ev.At)-out[i].Start, data.OK
+				out[i].Detail = fmt.Sprintf("%d bytes", data.Bytes)
+				if data.Error != "" {
+					out[i].Detail = data.Error
+				}
+			}
+		case plane.EventToolResult:
+			if data.Call == "" {
+				out = append(out, Step{Turn: ev.Turn, Kind: "tool", Label: data.Name, Start: at(ev.At), OK: data.OK})
+			}
+		case plane.EventRunNote:
+			out = append(out, Step{Turn: ev.Turn, Kind: "note", Label: strings.TrimSpace(data.Kind + " " + data.Server), Start: at(ev.At), Detail: data.Reason})
+		case plane.EventCallUnknown:
+			out = append(out, Step{Turn: ev.Turn, Kind: "wait", Label: ev.Span, Start: at(ev.At), Detail: "outcome unknown"})
+		case plane.EventCallResolved:
+			out = append(out, Step{Turn: ev.Turn, Kind: "note", Label: "resolved " + data.Outcome, Start: at(ev.At), OK: true, Detail: "by " + data.By})
+		}
+	}
+	return out
+}
+
+// Text draws the run.
+func (o *RunsShow) Text(w io.Writer, s Style) {
+	r := &o.Run
+	fmt.Fprintf(w, "run\t%s\nagent\t%s\nstate\t%s\nbegan\t%s\nprompt\t%s\n", r.ID, r.Agent, s.state(r.State), s.ago(r.CreatedAt), oneLine(r.Prompt, 200))
+	if r.Reason != "" {
+		fmt.Fprintf(w, "reason\t%s\n", r.Reason)
+	}
+	fmt.Fprintln(w)
+	total := 0.001
+	for _, st := range o.Steps {
+		total = max(total, st.Start+st.Seconds)
+	}
+	for _, st := range o.Steps {
+		status := "ok"
+		switch {
+		case st.Kind == "note":
+			status = "note"
+		case st.Kind == "wait":
+			status = "unknown"
+		case !st.OK:
+			status = "failed"
+		}
+		label := bridge.Visible(st.Label)
+		if !s.Terminal {
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%.3f\t%.3f\t%s\n", st.Turn, st.Kind, label, status, st.Start, st.Seconds, st.Detail)
+			continue
+		}
+		fmt.Fprintf(w, "%-40s %s %9s  %s %s\n", oneLine(label, 40), bar(st.Start, st.Seconds, total, 24), took(time.Duration(st.Seconds*float64(time.Second))), s.state(status), st.Detail)
+	}
+	for _, c := range o.Calls {
+		if c.State == string(plane.CallUnknown) {
+			fmt.Fprintf(w, "\nThe outcome of %s at %s is unknown: %s\nLook at the service, then say what became of it:\n  patchbay runs resolve %s done|not-done|send-again\n",
+				bridge.Visible(c.Tool), c.Server, c.Reason, c.ID)
+		}
+	}
+	if r.Answer != "" {
+		fmt.Fprintf(w, "\n%s\n", bridge.Visible(r.Answer))
+	}
+}
+
+// bar places a step on a line of n cells.
+func bar(start, length, total float64, n int) string {
+	from := min(int(start/total*float64(n)), n-1)
+	cells := min(max(int(length/total*float64(n)+0.5), 1), n-from)
+	return strings.Repeat("·", from) + strings.Repeat("█", cells) + strings.Repeat("·", n-from-cells)
+}

@@ -1,0 +1,101 @@
+// Package ingress is the MCP surface towards agents. In this version it offers
+// the commands at /mcp: the same inputs, outputs and refusals as every other
+// surface.
+package ingress
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"reflect"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"patchbay/internal/command"
+	"patchbay/internal/mcp"
+	"patchbay/internal/plane"
+)
+
+// Commands serves the commands as MCP tools.
+type Commands struct {
+	registry *command.Registry
+	who      func(*http.Request) (plane.Principal, error)
+	defs     []json.RawMessage
+}
+
+// New makes the endpoint. who tells the caller of a request.
+func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error)) (*mcp.Server, error) {
+	c := &Commands{registry: registry, who: who}
+	for _, cmd := range registry.All() {
+		schema := huma.NewMapRegistry("#/$defs/", huma.DefaultSchemaNamer).Schema(reflect.TypeOf(cmd.Input()).Elem(), false, "")
+		def, err := json.Marshal(map[string]any{"name": cmd.Name, "description": cmd.Summary, "inputSchema": schema,
+			"annotations": map[string]bool{"readOnlyHint": cmd.ReadOnly, "destructiveHint": false, "openWorldHint": false}})
+		if err != nil {
+			return nil, err
+		}
+		c.defs = append(c.defs, def)
+	}
+	return &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
+		Instructions: "The commands of this Patchbay server."}, nil
+}
+
+// Tools lists the commands to whoever may call them.
+func (c *Commands) Tools(_ context.Context, r *http.Request) ([]json.RawMessage, error) {
+	if _, err := c.who(r); err != nil {
+		return nil, err
+	}
+	return c.defs, nil
+}
+
+// CallTool runs a command. A refusal is a tool error with the code.
+func (c *Commands) CallTool(ctx context.Context, in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+	who, err := c.who(in.HTTP)
+	if err != nil {
+		return refusal(err), nil
+	}
+	cmd, err := c.registry.Get(in.Name)
+	if err != nil {
+		return nil, &mcp.RPCError{Code: mcp.CodeInvalidParams, Message: plane.Public(err).Message}
+	}
+	input := cmd.Input()
+	if len(in.Arguments) > 0 {
+		if err := strict(in.Arguments, input); err != nil {
+			return refusal(err), nil
+		}
+	}
+	out, err := cmd.Run(ctx, who, input)
+	if err != nil {
+		return refusal(err), nil
+	}
+	b, err := json.Marshal(out)
+	if err != nil {
+		return refusal(err), nil
+	}
+	return result(b, false), nil
+}
+
+func refusal(err error) json.RawMessage {
+	e := plane.Public(err)
+	body := map[string]any{"error": map[string]any{"code": e.Kind, "message": e.Message, "next": e.Next}}
+	b, _ := json.Marshal(body) // strings always marshal
+	return result(b, true)
+}
+
+func result(structured []byte, isError bool) json.RawMessage {
+	b, _ := json.Marshal(map[string]any{ // valid JSON and a string always marshal
+		"content":           []any{map[string]string{"type": "text", "text": string(structured)}},
+		"structuredContent": json.RawMessage(structured),
+		"isError":           isError,
+	})
+	return b
+}
+
+func strict(args json.RawMessage, into any) error {
+	d := json.NewDecoder(bytes.NewReader(args))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return plane.Errorf(plane.InvalidInput, "The arguments are not what this command takes.").Because(err)
+	}
+	return nil
+}

@@ -1,0 +1,274 @@
+// Package run is the runtime of Patchbay's own agents. A run is durable: every
+// turn, call and event is committed before the next step, a killed process's
+// runs are found and resumed, and a former holder of a run cannot write to it.
+// It promises that no effect is sent twice by resuming, that a run with an
+// unknown call waits for a person, and that a model request of an agent without
+// MCP carries no trace of it.
+package run
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"patchbay/internal/bridge"
+	"patchbay/internal/ledger"
+	"patchbay/internal/model"
+	"patchbay/internal/plane"
+	"patchbay/internal/secret"
+)
+
+// Sessions opens the bridge for a run.
+type Sessions interface {
+	Open(ctx context.Context, o bridge.Opening) (*bridge.Session, error)
+}
+
+// Calls is what a run needs of the ledger beside the bridge.
+type Calls interface {
+	Recover(ctx context.Context, run plane.RunID) ([]plane.Call, error)
+	Resolve(ctx context.Context, who plane.Principal, id plane.CallID, as ledger.Resolution, note string,
+		also func(t plane.Tx, old plane.Call, again *plane.Call) error) (*plane.Call, error)
+}
+
+// Agents looks agents and their models up, as config has them now.
+type Agents interface {
+	Agent(slug string) (plane.Agent, bool)
+	Model(name string) (model.Provider, error)
+}
+
+// Options of an Engine.
+type Options struct {
+	Store  Store
+	Bridge Sessions
+	Ledger Calls
+	Agents Agents
+	Ring   *secret.Ring
+	Clock  plane.Clock
+	Limits plane.Limits
+	Tracer trace.Tracer
+	Log    *slog.Logger
+	Owner  string // names this process in leases
+	Sole   bool   // nobody else uses the database: old leases mean nothing
+}
+
+// Engine starts, holds and resumes runs.
+type Engine struct {
+	o   Options
+	hub *hub
+
+	mu      sync.Mutex
+	active  map[plane.RunID]context.CancelCauseFunc
+	wake    chan struct{}
+	stop    context.CancelCauseFunc
+	life    context.Context
+	workers sync.WaitGroup
+}
+
+// New makes an engine; Start sets it going.
+func New(o Options) *Engine {
+	e := &Engine{o: o, hub: newHub(), active: map[plane.RunID]context.CancelCauseFunc{}, wake: make(chan struct{}, 1)}
+	e.life, e.stop = context.WithCancelCause(context.Background())
+	return e
+}
+
+// Causes of the end of a run's context.
+var (
+	errStopping  = plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
+	errCancelled = plane.Errorf(plane.Gone, "The run was cancelled.")
+	errLost      = plane.Errorf(plane.Conflict, "The run was taken over.")
+)
+
+// Start recovers what a former process left and begins to look for due runs.
+func (e *Engine) Start(ctx context.Context) error {
+	if e.o.Sole {
+		if err := e.o.Store.Write(ctx, e.o.Store.DropLeases); err != nil {
+			return err
+		}
+	}
+	e.workers.Go(e.dispatch)
+	e.nudge()
+	return nil
+}
+
+// Close stops the runs of this process; they stay claimed until their lease
+// ends or the next start, and nothing is lost.
+func (e *Engine) Close() {
+	e.stop(errStopping)
+	e.workers.Wait()
+	e.hub.close()
+}
+
+func (e *Engine) nudge() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// lookEvery is how often due runs are looked for when nothing nudges: for those
+// whose holder on another replica died.
+const lookEvery = 2 * time.Second
+
+func (e *Engine) dispatch() {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-e.life.Done():
+			return
+		case <-tick.C:
+		case <-e.wake:
+		}
+		if err := e.Tick(e.life); err != nil && e.life.Err() == nil {
+			e.o.Log.Warn("looking for due runs failed", "err", err)
+		}
+	}
+}
+
+// Tick claims the runs that are due now, as far as there is room.
+func (e *Engine) Tick(ctx context.Context) error {
+	e.mu.Lock()
+	room := e.o.Limits.RunsAtOnce - len(e.active)
+	e.mu.Unlock()
+	if room <= 0 {
+		return nil
+	}
+	due, err := e.o.Store.DueRuns(ctx, e.o.Clock.Now(), room)
+	if err != nil {
+		return err
+	}
+	for _, id := range due {
+		if err := e.claim(ctx, id); err != nil && plane.KindOf(err) != plane.Conflict {
+			return err
+		}
+	}
+	return nil
+}
+
+// claim takes a run and works on it.
+func (e *Engine) claim(ctx context.Context, id plane.RunID) error {
+	e.mu.Lock()
+	_, mine := e.active[id]
+	e.mu.Unlock()
+	if mine {
+		return nil
+	}
+	err := e.o.Store.Write(ctx, func(t plane.Tx) error {
+		return e.o.Store.ClaimRun(t, id, e.o.Owner, t.Now().Add(e.o.Limits.RunLease))
+	})
+	if err != nil {
+		return err
+	}
+	stored, err := e.o.Store.RunByID(ctx, id)
+	if err != nil {
+		return err
+	}
+	rctx, cancel := context.WithCancelCause(e.life)
+	e.mu.Lock()
+	e.active[id] = cancel
+	e.mu.Unlock()
+	e.workers.Go(func() {
+		defer func() {
+			cancel(nil)
+			e.mu.Lock()
+			delete(e.active, id)
+			e.mu.Unlock()
+			e.nudge()
+		}()
+		w := newWorker(e, stored.Run)
+		if err := w.work(rctx, stored.SealedPrompt); err != nil {
+			w.endBadly(rctx, err)
+		}
+	})
+	return nil
+}
+
+// Begin records a new run and has it worked on.
+func (e *Engine) Begin(ctx context.Context, who plane.Principal, agent, prompt string) (plane.Run, error) {
+	switch a, ok := e.o.Agents.Agent(agent); {
+	case !ok:
+		return plane.Run{}, plane.Errorf(plane.NotFound, "There is no agent %q.", agent).At("agent").Then("patchbay agents list")
+	case prompt == "":
+		return plane.Run{}, plane.Errorf(plane.InvalidInput, "Ask something: the prompt is empty.").At("prompt")
+	case len(prompt) > e.o.Limits.PromptBytes:
+		return plane.Run{}, plane.Errorf(plane.InvalidInput, "The prompt is longer than %d bytes.", e.o.Limits.PromptBytes).At("prompt").Over("prompt_bytes")
+	default:
+		if _, err := e.o.Agents.Model(a.Model); err != nil {
+			return plane.Run{}, err
+		}
+	}
+	r := plane.Run{ID: plane.NewRunID(e.o.Clock.Now()), Agent: agent, Principal: who.ID, Prompt: prompt, State: plane.RunQueued}
+	err := e.o.Store.Write(ctx, func(t plane.Tx) error {
+		r.CreatedAt = t.Now()
+		if err := e.o.Store.InsertRun(t, &r, e.seal(r.ID, "prompt", []byte(prompt))); err != nil {
+			return err
+		}
+		if err := e.addMessage(t, r.ID, 1, plane.Message{Role: "user", Parts: []plane.Part{{Text: prompt}}}); err != nil {
+			return err
+		}
+		return e.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "run.start", What: string(r.ID), Decision: "allow"})
+	})
+	if err != nil {
+		return plane.Run{}, err
+	}
+	e.nudge()
+	return r, nil
+}
+
+// Cancel asks a run to stop. One that nobody works on ends at once.
+func (e *Engine) Cancel(ctx context.Context, who plane.Principal, id plane.RunID) error {
+	ended := false
+	err := e.o.Store.Write(ctx, func(t plane.Tx) (err error) {
+		ended, err = e.o.Store.AskCancel(t, id, "Cancelled by "+who.ID+".")
+		if err != nil {
+			return err
+		}
+		if ended {
+			if err := e.appendFree(t, id, plane.EventRunEnded, map[string]any{"state": plane.RunCancelled, "reason": "Cancelled by " + who.ID + "."}); err != nil {
+				return err
+			}
+		}
+		return e.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "run.cancel", What: string(id), Decision: "allow"})
+	})
+	if err != nil {
+		if _, gone := e.o.Store.RunByID(ctx, id); gone != nil {
+			return gone
+		}
+		return err
+	}
+	e.mu.Lock()
+	cancel := e.active[id]
+	e.mu.Unlock()
+	if cancel != nil {
+		cancel(errCancelled)
+	}
+	e.hub.poke(id)
+	return nil
+}
+
+// Resolve ends an unknown call and lets its run go on.
+func (e *Engine) Resolve(ctx context.Context, who plane.Principal, id plane.CallID, as ledger.Resolution, note string) error {
+	var run plane.RunID
+	_, err := e.o.Ledger.Resolve(ctx, who, id, as, note, func(t plane.Tx, old plane.Call, again *plane.Call) error {
+		run = old.Run
+		data := map[string]any{"call": old.ID, "tool": old.Alias, "outcome": as, "by": who.ID, "note": note}
+		if again != nil {
+			data["again"] = again.ID
+		}
+		if !plane.IsRunID(string(run)) {
+			return nil // a session's call: there is no run to tell
+		}
+		if err := e.appendFree(t, run, plane.EventCallResolved, data); err != nil {
+			return err
+		}
+		return e.o.Store.RequeueRun(t, run)
+	})
+	if err == nil {
+		e.hub.poke(run)
+		e.nudge()
+	}
+	return err
+}

@@ -1,0 +1,357 @@
+package run
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"patchbay/internal/bridge"
+	"patchbay/internal/model"
+	"patchbay/internal/plane"
+)
+
+// ownTool is a tool of the agent itself. It has no effect outside.
+type ownTool struct {
+	spec plane.ToolSpec
+	run  func(ctx context.Context, w *worker, input json.RawMessage) (string, error)
+}
+
+// OwnToolNames are the tools that an agent's toolset may name.
+var OwnToolNames = []string{"current_time"}
+
+func ownNames(m map[string]ownTool) []string { return slices.Sorted(maps.Keys(m)) }
+
+func (w *worker) ownTools() map[string]ownTool {
+	out := map[string]ownTool{}
+	if slices.Contains(w.agent.Tools, "current_time") {
+		out["current_time"] = ownTool{plane.ToolSpec{Name: "current_time", Description: "The current date and time in UTC.",
+			Schema: json.RawMessage(`{"type":"object","properties":{}}`)}, currentTime}
+	}
+	if w.session != nil {
+		out["result_read"] = ownTool{plane.ToolSpec{Name: "result_read",
+			Description: "Reads on in a tool result of this run that was cut. Give the id from the notice and the character to start from.",
+			Schema:      json.RawMessage(`{"type":"object","properties":{"result":{"type":"string"},"from":{"type":"integer","minimum":0}},"required":["result","from"]}`)}, readResult}
+	}
+	return out
+}
+
+func currentTime(_ context.Context, w *worker, _ json.RawMessage) (string, error) {
+	return w.e.o.Clock.Now().Format(time.RFC3339), nil
+}
+
+func readResult(ctx context.Context, w *worker, input json.RawMessage) (string, error) {
+	var in struct {
+		Result plane.ResultID `json:"result"`
+		From   int            `json:"from"`
+	}
+	if err := json.Unmarshal(input, &in); err != nil || in.From < 0 {
+		return "", plane.Errorf(plane.InvalidInput, "Give a result id and a character to start from.")
+	}
+	row, err := w.e.o.Store.WholeResult(ctx, w.run.ID, in.Result)
+	if err != nil {
+		return "", err
+	}
+	if len(row.Whole) == 0 {
+		return "", plane.Errorf(plane.NotFound, "That result was not kept; only what was shown is left.")
+	}
+	b, err := w.e.open(w.run.ID, "whole/"+string(row.ID), row.Whole)
+	if err != nil {
+		return "", err
+	}
+	whole := []rune(string(b))
+	if in.From >= len(whole) {
+		return "", plane.Errorf(plane.InvalidInput, "The result has %d characters.", len(whole))
+	}
+	to := min(len(whole), in.From+w.e.o.Limits.ResultChars)
+	notice := fmt.Sprintf("[Characters %d to %d of %d.]", in.From, to, len(whole))
+	return bridge.Mark("an earlier call of this run", string(whole[in.From:to]), notice), nil
+}
+
+// keep commits what the model said: the message, a planned row for every call,
+// and the events, before anything is sent.
+func (w *worker) keep(ctx context.Context, a model.Answer) ([]plane.ToolUse, []plane.Call, error) {
+	msg := plane.Message{Seq: len(w.msgs) + 1, Role: "assistant", Parts: a.Parts}
+	var uses []plane.ToolUse
+	var planned []plane.Call
+	events := []pending{{kind: plane.EventUsage, data: map[string]any{"input_tokens": a.Input, "output_tokens": a.Output, "stop": a.Stop}}}
+	if text := a.Text(); text != "" {
+		events = append(events, pending{kind: plane.EventText, data: map[string]any{"text": text}})
+	}
+	for i := range msg.Parts {
+		if u := msg.Parts[i].ToolUse; u != nil {
+			uses = append(uses, *u)
+			events = append(events, pending{kind: plane.EventToolCall, data: map[string]any{"id": u.ID, "name": u.Name, "input": shownInput(u.Input)}})
+		}
+	}
+	err := w.commit(ctx, func(t plane.Tx) error {
+		planned = planned[:0]
+		if w.session != nil {
+			for _, u := range uses {
+				c, err := w.session.Plan(t, u)
+				if err != nil {
+					return err
+				}
+				if c != nil {
+					planned = append(planned, *c)
+				}
+			}
+		}
+		return w.e.addMessage(t, w.run.ID, msg.Seq, msg)
+	}, events...)
+	if err == nil && len(msg.Parts) > 0 {
+		w.msgs = append(w.msgs, msg)
+	}
+	return uses, planned, err
+}
+
+// shownInput keeps an event small.
+func shownInput(in json.RawMessage) json.RawMessage {
+	if len(in) > maxEventText {
+		return json.RawMessage(fmt.Sprintf(`"[%d bytes]"`, len(in)))
+	}
+	return in
+}
+
+// unanswered are the tool uses of the last message, when it is the model's.
+func (w *worker) unanswered() []plane.ToolUse {
+	if len(w.msgs) == 0 || w.msgs[len(w.msgs)-1].Role != "assistant" {
+		return nil
+	}
+	var out []plane.ToolUse
+	for _, p := range w.msgs[len(w.msgs)-1].Parts {
+		if p.ToolUse != nil {
+			out = append(out, *p.ToolUse)
+		}
+	}
+	return out
+}
+
+// answer gets an outcome for every tool use and commits them as one message.
+// waits is true when a call's outcome is unknown: the run then waits.
+func (w *worker) answer(ctx context.Context, uses []plane.ToolUse, calls []plane.Call) (waits bool, err error) {
+	latest := map[string]*plane.Call{}
+	for i := range calls {
+		latest[calls[i].ToolUse] = &calls[i] // in the order they were planned: the last replaces
+	}
+	seen, err := w.e.observations(ctx, w.run.ID)
+	if err != nil {
+		return false, err
+	}
+	outcomes := make([]plane.ToolOutcome, len(uses))
+	unknown := make([]*plane.Call, len(uses))
+	for i := 0; i < len(uses); {
+		n := i + 1
+		if w.parallel(uses[i]) {
+			for n < len(uses) && n-i < maxBeside && w.parallel(uses[n]) {
+				n++
+			}
+		}
+		var wg sync.WaitGroup
+		errs := make([]error, n-i)
+		for j := i; j < n; j++ {
+			wg.Go(func() {
+				outcomes[j], unknown[j], errs[j-i] = w.one(ctx, uses[j], latest[uses[j].ID], seen)
+			})
+		}
+		wg.Wait()
+		for _, err := range errs {
+			if err != nil {
+				return false, err
+			}
+		}
+		if slices.ContainsFunc(unknown[i:n], func(c *plane.Call) bool { return c != nil }) {
+			return true, w.wait(ctx, unknown)
+		}
+		if err := context.Cause(ctx); err != nil {
+			return false, err
+		}
+		i = n
+	}
+	msg := plane.Message{Seq: len(w.msgs) + 1, Role: "user"}
+	for i := range outcomes {
+		outcomes[i].ID = uses[i].ID
+		msg.Parts = append(msg.Parts, plane.Part{Result: &outcomes[i]})
+	}
+	err = w.commit(ctx, func(t plane.Tx) error { return w.e.addMessage(t, w.run.ID, msg.Seq, msg) })
+	if err == nil {
+		w.msgs = append(w.msgs, msg)
+	}
+	return false, err
+}
+
+// maxBeside is how many side-effect-free calls run beside each other.
+const maxBeside = 8
+
+// parallel says whether a call may run beside others (design D6).
+func (w *worker) parallel(u plane.ToolUse) bool {
+	if _, own := w.own[u.Name]; own {
+		return true
+	}
+	if w.session == nil {
+		return false
+	}
+	t, ok := w.session.Tool(u.Name)
+	return ok && t.SideEffectFree()
+}
+
+// one gets the outcome of one tool use: from the record where there is one, from
+// a person's word, else by making the call.
+func (w *worker) one(ctx context.Context, u plane.ToolUse, call *plane.Call, seen map[plane.CallID]plane.ToolOutcome) (plane.ToolOutcome, *plane.Call, error) {
+	if call != nil {
+		if o, ok := seen[call.ID]; ok {
+			return o, nil, nil
+		}
+		switch call.State {
+		case plane.CallUnknown:
+			return plane.ToolOutcome{}, call, nil
+		case plane.CallResolvedDone:
+			return plane.ToolOutcome{Text: "A person confirmed that this call took effect. What the server answered is not known." + noteText(call)}, nil, nil
+		case plane.CallResolvedNotDone:
+			return plane.ToolOutcome{Text: "A person confirmed that this call did not take effect." + noteText(call), IsError: true}, nil, nil
+		case plane.CallSucceeded, plane.CallFailed:
+			return plane.ToolOutcome{Text: "The call has ended; what it returned was not kept.", IsError: call.State == plane.CallFailed}, nil, nil
+		}
+		call.Fence = w.run.Fence
+		return w.remote(ctx, u, call)
+	}
+	if t, ok := w.own[u.Name]; ok {
+		return w.local(ctx, u, t)
+	}
+	o := plane.ToolOutcome{Text: "There is no tool of that name.", IsError: true}
+	return o, nil, w.commit(ctx, nil, resultEvent(u, o, nil))
+}
+
+func noteText(c *plane.Call) string {
+	if c.Note == "" {
+		return ""
+	}
+	return " Their note: " + c.Note
+}
+
+func (w *worker) local(ctx context.Context, u plane.ToolUse, t ownTool) (plane.ToolOutcome, *plane.Call, error) {
+	text, err := t.run(ctx, w, u.Input)
+	o := plane.ToolOutcome{Text: text}
+	if err != nil {
+		o = plane.ToolOutcome{Text: plane.Public(err).Message, IsError: true}
+	}
+	return o, nil, w.commit(ctx, nil, resultEvent(u, o, nil))
+}
+
+// remote makes a call through the bridge. The observation and the events join
+// the commit that settles it.
+func (w *worker) remote(ctx context.Context, u plane.ToolUse, call *plane.Call) (plane.ToolOutcome, *plane.Call, error) {
+	began := w.e.o.Clock.Now()
+	var o plane.ToolOutcome
+	var evs []plane.Event
+	locked := false
+	out, err := w.session.Call(ctx, bridge.In{Alias: u.Name, Arguments: u.Input, Planned: call,
+		Observe: func(t plane.Tx, out *bridge.Out) error {
+			o = plane.ToolOutcome{Text: out.Text, IsError: out.IsError}
+			if call.State == plane.CallUnknown {
+				evs = nil
+				return nil // the run's wait says it
+			}
+			id := plane.NewResultID(t.Now())
+			whole := w.whole(&o, id, out)
+			body := w.e.seal(w.run.ID, "result/"+string(id), []byte(o.Text))
+			if err := w.e.o.Store.SaveResult(t, id, w.run.ID, call.ID, o.IsError, body, whole); err != nil {
+				return err
+			}
+			span := spanName(call)
+			var err error
+			evs, err = w.append(t, pending{kind: plane.EventSpanStart, span: span, data: map[string]any{"call": call.ID}, at: plane.Micros(began)},
+				pending{kind: plane.EventSpanEnd, span: span, data: spanData(call, out, began, w.e.o.Clock.Now())}, resultEvent(u, o, call))
+			return err
+		}, Before: func() { w.mu.Lock(); locked = true }})
+	if locked {
+		w.mu.Unlock()
+	}
+	if err != nil {
+		return o, nil, err
+	}
+	w.e.hub.publish(evs)
+	if call.State == plane.CallUnknown {
+		return o, call, nil
+	}
+	if out.Call == nil {
+		o = plane.ToolOutcome{Text: out.Text, IsError: true}
+		return o, nil, w.commit(ctx, nil, resultEvent(u, o, nil))
+	}
+	return o, nil, nil
+}
+
+// whole keeps the uncut text of a result and says in the outcome how to read on.
+func (w *worker) whole(o *plane.ToolOutcome, id plane.ResultID, out *bridge.Out) []byte {
+	if out.Whole == "" {
+		return nil
+	}
+	if len(out.Whole) > w.e.o.Limits.ResultKept || w.kept+len(out.Whole) > w.e.o.Limits.ResultKeptRun {
+		o.Text += "\n[The rest was not kept: it is over result_kept.]"
+		return nil
+	}
+	w.kept += len(out.Whole)
+	o.Text += fmt.Sprintf("\n[Read on with result_read, result %q, from %d.]", id, w.e.o.Limits.ResultChars)
+	return w.e.seal(w.run.ID, "whole/"+string(id), []byte(out.Whole))
+}
+
+func spanName(c *plane.Call) string { return "mcp." + c.Server + "." + c.Tool }
+
+func spanData(c *plane.Call, out *bridge.Out, began, now time.Time) map[string]any {
+	d := map[string]any{"call": c.ID, "ok": !out.IsError, "bytes": out.Bytes, "ms": now.Sub(began).Milliseconds(), "attempts": c.Attempts, "class": c.Class}
+	if out.Fault != "" {
+		d["error"] = out.Fault
+	}
+	return d
+}
+
+// maxEventText bounds the text of a result in an event; the transcript has all
+// that the model saw.
+const maxEventText = 8 << 10
+
+func resultEvent(u plane.ToolUse, o plane.ToolOutcome, c *plane.Call) pending {
+	d := map[string]any{"id": u.ID, "name": u.Name, "ok": !o.IsError, "output": clipText(o.Text, maxEventText)}
+	if c != nil {
+		d["call"], d["state"] = c.ID, c.State
+	}
+	return pending{kind: plane.EventToolResult, data: d}
+}
+
+func clipText(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+func textData(s string) json.RawMessage {
+	b, err := json.Marshal(map[string]string{"text": s})
+	if err != nil {
+		return json.RawMessage(`{}`)
+	}
+	return b
+}
+
+// wait leaves the run to a person: somebody must say what became of a call.
+func (w *worker) wait(ctx context.Context, unknown []*plane.Call) error {
+	var events []pending
+	for _, c := range unknown {
+		if c != nil {
+			events = append(events, pending{kind: plane.EventCallUnknown, span: spanName(c), data: map[string]any{"call": c.ID, "tool": c.Alias, "reason": c.Reason,
+				"next": "patchbay runs resolve " + string(c.ID) + " done|not-done|send-again"}})
+		}
+	}
+	events = append(events, pending{kind: plane.EventRunWaiting, data: map[string]any{"for": waitReconcile}})
+	w.run.State, w.run.WaitingFor, w.run.Spent = plane.RunWaiting, waitReconcile, w.spent()
+	w.run.Reason = "It is not known whether a call took effect."
+	return w.commit(context.WithoutCancel(ctx), func(t plane.Tx) error { return w.e.o.Store.LeaveRun(t, &w.run, nil) }, events...)
+}
+
+const waitReconcile = "reconcile"
