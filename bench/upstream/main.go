@@ -1,0 +1,49 @@
+// Command upstream is the fixed far end of every measurement: the official SDK's
+// server with two tools, echo and big.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log"
+	"net/http"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+func main() {
+	addr := flag.String("addr", "127.0.0.1:7100", "listen here, at /mcp")
+	flag.Parse()
+	srv := mcp.NewServer(&mcp.Implementation{Name: "bench-upstream", Version: "1"}, &mcp.ServerOptions{PageSize: 1000})
+	add := func(name, schema string, fn func(json.RawMessage) (string, error)) {
+		srv.AddTool(&mcp.Tool{Name: name, Description: "Bench tool " + name + ".", InputSchema: json.RawMessage(schema)},
+			func(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+				text, err := fn(req.Params.Arguments)
+				return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}}, err
+			})
+	}
+	add("echo", `{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}`, func(raw json.RawMessage) (string, error) {
+		var in struct{ Text string }
+		err := json.Unmarshal(raw, &in)
+		return in.Text, err
+	})
+	line := strings.Repeat("Nine wires hum; \"each\" carries 0123456789 and a back\\slash.\n", 18)
+	add("big", `{"type":"object","properties":{"kib":{"type":"integer"}},"required":["kib"]}`, func(raw json.RawMessage) (string, error) {
+		var in struct{ Kib int }
+		if err := json.Unmarshal(raw, &in); err != nil || in.Kib < 0 || in.Kib > 1024 {
+			return "", fmt.Errorf("kib is 0 to 1024")
+		}
+		n := in.Kib << 10
+		return strings.Repeat(line, n/len(line)+1)[:n], nil
+	})
+	for i := range 100 {
+		add(fmt.Sprintf("filler_%03d", i), `{"type":"object","properties":{"query":{"type":"string","description":"What to look for, in words."},"limit":{"type":"integer","minimum":1,"maximum":500}},"required":["query"]}`,
+			func(json.RawMessage) (string, error) { return "ok", nil })
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, nil))
+	log.Fatal(http.ListenAndServe(*addr, mux))
+}
