@@ -13,6 +13,7 @@ import (
 	_ "net/http/pprof"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -51,6 +52,7 @@ type Figures struct {
 }
 
 func main() {
+	debug.SetGCPercent(300) // as cmd/patchbay does
 	if a := os.Getenv("BENCH_PPROF"); a != "" {
 		go func() { log.Println(http.ListenAndServe(a, nil)) }()
 	}
@@ -101,7 +103,7 @@ func build(dir, url, database string) (*rig, error) {
 	if err != nil {
 		return nil, err
 	}
-	os.Setenv("BENCH_TOKEN", "bench-token-0123456789abcdef")
+	os.Setenv("BENCH_TOKEN", "pTq7Zk2mXw9RvLs4YhNd8JcFgB6aUe3K")
 	conns := connect.New(st, func(string) (secret.Text, bool) { return secret.New(os.Getenv("BENCH_TOKEN")), true })
 	pinned, err := conns.Pin(ctx, []plane.Connection{{Scope: plane.Scope{Kind: plane.ScopeOrg}, Slug: "up", Endpoint: url, Auth: plane.AuthBearer, TokenEnv: "BENCH_TOKEN", Enabled: true}})
 	if err != nil {

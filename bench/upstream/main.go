@@ -1,12 +1,15 @@
 // Command upstream is the fixed far end of every measurement: the official SDK's
-// server with two tools, echo and big.
+// server with two tools, echo and big. Big results are sent from prepared bytes:
+// encoding them anew would keep the machine busy with what is not measured.
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"strings"
@@ -44,6 +47,41 @@ func main() {
 			func(json.RawMessage) (string, error) { return "ok", nil })
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/mcp", mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, nil))
+	mux.Handle("/mcp", prepared(line, mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, nil)))
 	log.Fatal(http.ListenAndServe(*addr, mux))
+}
+
+// prepared answers calls of big itself, in the form that the SDK would.
+func prepared(line string, next http.Handler) http.Handler {
+	const n = 256 << 10
+	text, err := json.Marshal(strings.Repeat(line, n/len(line)+1)[:n])
+	if err != nil {
+		log.Fatal(err)
+	}
+	result := append(append([]byte(`{"content":[{"type":"text","text":`), text...), "}]}}\n\n"...)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			next.ServeHTTP(w, r)
+			return
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		if !bytes.Contains(body, []byte(`"name":"big"`)) {
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			next.ServeHTTP(w, r)
+			return
+		}
+		var m struct {
+			ID json.RawMessage `json:"id"`
+		}
+		if err := json.Unmarshal(body, &m); err != nil {
+			http.Error(w, "unreadable", http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprintf(w, "event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":", m.ID)
+		w.Write(result)
+	})
 }

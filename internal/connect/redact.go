@@ -3,6 +3,7 @@ package connect
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"net/url"
@@ -20,7 +21,15 @@ const minNeedle = 6
 // Redactor searches bytes for every rendered form of one secret: as it is, as
 // JSON, URL, hexadecimal and base64 write it, whatever its offset in the
 // encoded text.
-type Redactor struct{ needles [][]byte }
+type Redactor struct {
+	needles [][]byte
+	stride  int                 // every occurrence has one of its grams at a multiple of it
+	longest int                 // length of the longest needle
+	grams   map[uint32]struct{} // every run of four bytes of every needle
+	bits    *[1 << 10]uint64    // the same by hash: a first, fast no
+}
+
+const gram = 4
 
 // NewRedactor prepares the forms of a secret, and of its parts where it has the
 // shape user:password.
@@ -52,8 +61,31 @@ func NewRedactor(value string) *Redactor {
 		forms(password)
 	}
 	slices.SortFunc(r.needles, func(a, b []byte) int { return len(b) - len(a) })
+	r.prepare()
 	return r
 }
+
+// prepare indexes the needles' grams. A text that holds a needle of n bytes
+// holds one of its grams at every stride of n-gram+1, so that looking there is
+// enough.
+func (r *Redactor) prepare() {
+	if len(r.needles) == 0 {
+		return
+	}
+	r.longest = len(r.needles[0])
+	r.stride = len(r.needles[len(r.needles)-1]) - gram + 1
+	r.grams, r.bits = map[uint32]struct{}{}, new([1 << 10]uint64)
+	for _, n := range r.needles {
+		for i := 0; i+gram <= len(n); i++ {
+			g := binary.LittleEndian.Uint32(n[i:])
+			r.grams[g] = struct{}{}
+			h := gramHash(g)
+			r.bits[h>>6] |= 1 << (h & 63)
+		}
+	}
+}
+
+func gramHash(g uint32) uint32 { return g * 2654435761 >> 16 }
 
 // inBase64 is the part of the encoding of s that does not depend on what stands
 // around it, when s begins shift bytes into a group of three.
@@ -73,11 +105,26 @@ func inBase64(enc *base64.Encoding, s string, shift int) string {
 
 // Found reports whether b holds the secret in any form.
 func (r *Redactor) Found(b []byte) bool {
-	if r == nil {
+	if r == nil || len(r.needles) == 0 {
 		return false
 	}
+	for i := 0; i+gram <= len(b); i += r.stride {
+		g := binary.LittleEndian.Uint32(b[i:])
+		if h := gramHash(g); r.bits[h>>6]&(1<<(h&63)) == 0 {
+			continue
+		}
+		if _, ok := r.grams[g]; ok && r.around(b, i) {
+			return true
+		}
+	}
+	return false
+}
+
+// around looks for every needle near a gram that one of them has.
+func (r *Redactor) around(b []byte, i int) bool {
+	window := b[max(0, i-r.longest):min(len(b), i+r.longest)]
 	for _, n := range r.needles {
-		if bytes.Contains(b, n) {
+		if bytes.Contains(window, n) {
 			return true
 		}
 	}

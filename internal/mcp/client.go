@@ -57,6 +57,7 @@ type Client struct {
 	nextID  atomic.Int64
 	jar     http.CookieJar
 	cookies atomic.Bool
+	prompt  atomic.Bool // the server ends a stream right after the answer
 
 	Server       Implementation
 	Instructions string

@@ -177,7 +177,11 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 		return Message{}, e
 	}
 	handedOver = true
-	go c.drain(w, resp.Body)
+	if c.prompt.Load() {
+		c.drain(w, resp.Body)
+	} else {
+		go c.drain(w, resp.Body)
+	}
 	if m.Err != nil {
 		e := &Error{Ending: plane.Ending{RPC: true, RPCCode: m.Err.Code, Detail: "The server answered with an error."}, RPC: m.Err,
 			Text: cut(m.Err.Message, maxPeerText)}
@@ -222,14 +226,25 @@ func visible(s string) bool {
 	return len(s) <= 1024
 }
 
+// promptEnd is how soon a stream must end after its answer for the next one to
+// be drained in the caller's own time.
+const promptEnd = 20 * time.Millisecond
+
 // drain reads what follows the answer, so that the connection can be used
-// again, for a short while and a few bytes.
+// again, for a short while and a few bytes. Most servers end the stream at
+// once: theirs are drained without a goroutine.
 func (c *Client) drain(w *watch, body io.ReadCloser) {
+	began := time.Now()
 	w.detach()
-	w.timer.Reset(min(c.o.Bounds.Idle, 2*time.Second))
-	io.CopyN(io.Discard, body, 64<<10)
+	patience := min(c.o.Bounds.Idle, 2*time.Second)
+	if c.prompt.Load() {
+		patience = promptEnd
+	}
+	w.timer.Reset(patience)
+	_, err := io.CopyN(io.Discard, body, 64<<10)
 	body.Close()
 	w.stop()
+	c.prompt.Store(err == io.EOF && time.Since(began) < promptEnd)
 }
 
 // tellCancelled lets a legacy server know that nobody waits any more. In the

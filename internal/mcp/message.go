@@ -25,6 +25,22 @@ type Message struct {
 	Params json.RawMessage
 	Result json.RawMessage
 	Err    *RPCError
+
+	// Of a result that is an object, read in the same pass.
+	isError    bool
+	needsInput bool
+}
+
+// clone copies the message out of the buffer it was read from.
+func (m *Message) clone() Message {
+	out := *m
+	out.ID, out.Params, out.Result = bytes.Clone(m.ID), bytes.Clone(m.Params), bytes.Clone(m.Result)
+	if m.Err != nil {
+		e := *m.Err
+		e.Data = bytes.Clone(e.Data)
+		out.Err = &e
+	}
+	return out
 }
 
 // IsAnswer reports whether the message answers a request.
@@ -41,7 +57,21 @@ func ReadMessage(b []byte, r Reading) (Message, error) {
 	if t := bytes.TrimLeft(b, " \t\r\n"); len(t) > 0 && t[0] == '[' {
 		return m, fmt.Errorf("%w: batches are not part of the versions spoken here", ErrJSON)
 	}
-	err := Members(b, r, func(key string, value []byte) error {
+	err := twoLevels(b, r, func(key string) func(string, []byte) error {
+		if key != "result" {
+			return nil
+		}
+		return func(key string, v []byte) error {
+			switch key {
+			case "isError":
+				m.isError = string(v) == "true"
+			case "resultType":
+				s, _ := String(v)
+				m.needsInput = s == "input_required"
+			}
+			return nil
+		}
+	}, func(key string, value []byte) error {
 		switch key {
 		case "jsonrpc":
 			v, _ := String(value)

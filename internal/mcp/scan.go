@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/bits"
 	"unicode/utf8"
 )
 
@@ -36,6 +37,10 @@ type scanner struct {
 	depth   int
 	reading Reading
 	keys    [][]byte // of the objects that are open, innermost last
+
+	// inner, when set, is asked for a visitor of the outermost object's members
+	// that are objects themselves, so that two levels take one pass.
+	inner func(key string) func(key string, value []byte) error
 }
 
 // Check reads all of b as one JSON value.
@@ -53,10 +58,16 @@ func Check(b []byte, r Reading) error {
 // Members reads all of b as one JSON object and calls fn for each member of it
 // with the decoded key and the value's own bytes.
 func Members(b []byte, r Reading, fn func(key string, value []byte) error) error {
+	return twoLevels(b, r, nil, fn)
+}
+
+// twoLevels is Members that also visits, in the same pass, the members of those
+// members that inner gives a visitor for.
+func twoLevels(b []byte, r Reading, inner func(key string) func(string, []byte) error, fn func(key string, value []byte) error) error {
 	if !utf8.Valid(b) {
 		return fmt.Errorf("%w: invalid UTF-8", ErrJSON)
 	}
-	s := scanner{b: b, reading: r}
+	s := scanner{b: b, reading: r, inner: inner}
 	s.space()
 	if s.i >= len(s.b) || s.b[s.i] != '{' {
 		return fmt.Errorf("%w: not an object", ErrJSON)
@@ -210,7 +221,7 @@ func (s *scanner) object(fn func(key string, value []byte) error) error {
 		s.i++
 		s.space()
 		from := s.i
-		if err := s.value(); err != nil {
+		if err := s.member(key); err != nil {
 			return err
 		}
 		if fn != nil {
@@ -234,6 +245,16 @@ func (s *scanner) object(fn func(key string, value []byte) error) error {
 			return s.fail("a comma is missing")
 		}
 	}
+}
+
+// member reads a member's value, visiting the members of it where inner wants.
+func (s *scanner) member(key []byte) error {
+	if s.inner != nil && s.depth == 1 && s.i < len(s.b) && s.b[s.i] == '{' {
+		if fn := s.inner(string(key)); fn != nil {
+			return s.object(fn)
+		}
+	}
+	return s.value()
 }
 
 // unique compares a few keys in place and moves to a map when there are many.
@@ -312,17 +333,26 @@ func special(x uint64) uint64 {
 	return ((q-ones)&^q | (e-ones)&^e | (x-ones*0x20)&^x) & highs
 }
 
+// plainLen is how many bytes stand before the first special one.
+func plainLen(b []byte) int {
+	i := 0
+	for ; i+8 <= len(b); i += 8 {
+		if m := special(binary.LittleEndian.Uint64(b[i:])); m != 0 {
+			return i + bits.TrailingZeros64(m)/8
+		}
+	}
+	for i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= 0x20 {
+		i++
+	}
+	return i
+}
+
 // str reads a string and returns what stands between its quotes.
 func (s *scanner) str(r Reading) (raw []byte, escaped bool, err error) {
 	s.i++ // "
 	from := s.i
 	for {
-		for s.i+8 <= len(s.b) && special(binary.LittleEndian.Uint64(s.b[s.i:])) == 0 {
-			s.i += 8
-		}
-		for s.i < len(s.b) && s.b[s.i] != '"' && s.b[s.i] != '\\' && s.b[s.i] >= 0x20 {
-			s.i++
-		}
+		s.i += plainLen(s.b[s.i:])
 		if s.i >= len(s.b) {
 			return nil, false, s.fail("a string does not end")
 		}
@@ -333,6 +363,10 @@ func (s *scanner) str(r Reading) (raw []byte, escaped bool, err error) {
 			return raw, escaped, nil
 		case '\\':
 			escaped = true
+			if s.i+1 < len(s.b) && short[s.b[s.i+1]] {
+				s.i += 2
+				continue
+			}
 			if err := s.escape(r); err != nil {
 				return nil, false, err
 			}
@@ -342,16 +376,15 @@ func (s *scanner) str(r Reading) (raw []byte, escaped bool, err error) {
 	}
 }
 
+// short are the characters of the two-character escapes.
+var short = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
+// escape reads a \u escape, the only kind that is left.
 func (s *scanner) escape(r Reading) error {
 	if s.i+1 >= len(s.b) {
 		return s.fail("a string does not end")
 	}
-	switch s.b[s.i+1] {
-	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-		s.i += 2
-		return nil
-	case 'u':
-	default:
+	if s.b[s.i+1] != 'u' {
 		return s.fail("an unknown escape")
 	}
 	c, ok := hex4(s.b, s.i+2)

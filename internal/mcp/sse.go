@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -33,10 +34,53 @@ type sseReader struct {
 	grow   func(n int) error
 }
 
-const sseChunk = 4 << 10
+const (
+	sseChunk = 4 << 10
+	sseKept  = 2 << 20 // larger buffers are left to the collector
+)
+
+// Read buffers are kept between streams: growing one anew for every big result
+// costs more than reading it. Big ones are kept in a list of their own, since a
+// sync.Pool is emptied by the very collections that big results bring about.
+var (
+	smallBuffers = sync.Pool{New: func() any { b := make([]byte, sseChunk); return &b }}
+	bigBuffers   = make(chan []byte, 8)
+)
 
 func newSSE(r io.Reader, maxEvent int) *sseReader {
-	return &sseReader{r: r, max: maxEvent, buf: make([]byte, sseChunk)}
+	return &sseReader{r: r, max: maxEvent, buf: *smallBuffers.Get().(*[]byte)}
+}
+
+// enlarge replaces the buffer by one of at least size bytes.
+func (s *sseReader) enlarge(size int) {
+	var next []byte
+	if size > bigBody {
+		select {
+		case next = <-bigBuffers:
+		default:
+		}
+	}
+	if len(next) < size {
+		next = make([]byte, size)
+	}
+	copy(next, s.buf[s.lo:s.hi])
+	s.free()
+	s.buf = next
+}
+
+// free gives the buffer back. Nothing that points into it may be used after.
+func (s *sseReader) free() {
+	switch n := len(s.buf); {
+	case n == sseChunk:
+		b := s.buf
+		smallBuffers.Put(&b)
+	case n > bigBody && n <= sseKept:
+		select {
+		case bigBuffers <- s.buf:
+		default:
+		}
+	}
+	s.buf = nil
 }
 
 // next returns the next event that carries data, an id or a retry time. An
@@ -162,24 +206,24 @@ func (s *sseReader) cut(from int) ([]byte, bool) {
 	return nil, false
 }
 
-// fill reads more, first making room. The buffer is replaced rather than moved
-// when an event may still point into it.
+// fill reads more, first making room.
 func (s *sseReader) fill() error {
 	if s.hi == len(s.buf) || s.lo == s.hi {
 		used := s.hi - s.lo
 		size := len(s.buf)
 		if used*2 > size {
-			size *= 2
+			size *= 4
 			if s.grow != nil && size > bigBody {
 				if err := s.grow(size); err != nil {
 					return err
 				}
 			}
 		}
-		if size != len(s.buf) || used > 0 {
-			next := make([]byte, size)
-			copy(next, s.buf[s.lo:s.hi])
-			s.buf = next
+		// Nothing points into the buffer here: hold copied what might.
+		if size != len(s.buf) {
+			s.enlarge(size)
+		} else {
+			copy(s.buf, s.buf[s.lo:s.hi])
 		}
 		s.lo, s.hi = 0, used
 	}

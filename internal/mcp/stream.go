@@ -37,6 +37,7 @@ func (c *Client) streamAnswer(w *watch, body io.Reader, id int64, ex *exchange) 
 			return c.o.Big.take(w.ctx, c.o.Bounds.Body)
 		}
 		m, progressed, err := c.readStream(w, s, id, ex, &lastID, &retry)
+		s.free()
 		if held {
 			c.o.Big.give(c.o.Bounds.Body)
 		}
@@ -102,7 +103,7 @@ func (c *Client) readStream(w *watch, s *sseReader, id int64, ex *exchange, last
 		}
 		if m.IsAnswer() {
 			if sameID(m.ID, id) || m.Err != nil && !m.HasID() {
-				return m, progressed, nil
+				return m.clone(), progressed, nil
 			}
 			continue // of another request; it means nothing here
 		}
@@ -224,6 +225,7 @@ func (c *Client) listenOnce(ctx context.Context, lastID *string) (useful, again 
 		return false, true
 	}
 	s := newSSE(resp.Body, c.o.Bounds.Body)
+	defer s.free()
 	for {
 		ev, err := s.next()
 		if err != nil {

@@ -144,23 +144,7 @@ func (c *Client) CallTool(ctx context.Context, call Call) (Reply, error) {
 	if err != nil {
 		return Reply{}, err
 	}
-	r := Reply{Result: m.Result}
-	if m.Result[0] != '{' {
-		return r, nil // an old form; the reader of results copes
-	}
-	err = topMembers(m.Result, func(key string, v []byte) {
-		switch key {
-		case "isError":
-			r.IsError = string(v) == "true"
-		case "resultType":
-			s, _ := String(v)
-			r.NeedsInput = s == "input_required"
-		}
-	})
-	if err != nil {
-		return Reply{}, fault(plane.FaultProtocol, "The server's result cannot be read.", err)
-	}
-	return r, nil
+	return Reply{Result: m.Result, IsError: m.isError, NeedsInput: m.needsInput}, nil
 }
 
 // topMembers visits the members of an object that was checked already.

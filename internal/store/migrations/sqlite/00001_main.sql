@@ -94,7 +94,7 @@ CREATE TABLE calls (
   fence       BIGINT NOT NULL,
   resolved_by TEXT NOT NULL,
   note        TEXT NOT NULL
-);
+) WITHOUT ROWID;
 CREATE INDEX calls_run ON calls (run);
 CREATE TABLE attempts (
   call    TEXT NOT NULL,
@@ -104,7 +104,7 @@ CREATE TABLE attempts (
   outcome TEXT NOT NULL,
   detail  TEXT NOT NULL,
   PRIMARY KEY (call, n)
-);
+) WITHOUT ROWID;
 CREATE TABLE results (
   id       TEXT PRIMARY KEY,
   call     TEXT NOT NULL UNIQUE,
