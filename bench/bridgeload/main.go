@@ -115,7 +115,7 @@ func build(dir, url, database string) (*rig, error) {
 	}
 	clock := plane.SystemClock{}
 	pool := upstream.New(upstream.Options{Lender: conns, Clock: clock, Limits: lim, Info: mcp.Implementation{Name: "bench", Version: "1"},
-		Transport: func(n string) http.RoundTripper { return guard.Untrusted(n) }})
+		Transport: guard.Untrusted})
 	cats, err := catalog.Load(ctx, st, pool, clock, lim)
 	if err != nil {
 		return nil, err

@@ -188,7 +188,7 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.policy.Store(snap)
 	a.pool = upstream.New(upstream.Options{Lender: conns, Clock: a.o.Clock, Limits: a.cfg.Limits,
-		Transport: func(name string) http.RoundTripper { return a.guard.Untrusted(name) },
+		Transport: a.guard.Untrusted,
 		Info:      mcp.Implementation{Name: "patchbay", Version: a.o.Version},
 		Listed: func(ctx context.Context, g policy.Grant, l catalog.Listed) {
 			if err := a.cats.Adopt(context.WithoutCancel(ctx), g, l); err != nil {

@@ -9,13 +9,10 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"net/http/httptrace"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
-	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
 )
 
@@ -90,7 +87,7 @@ func (w *watch) stop() {
 }
 
 // failure turns an error of the transport into an *Error.
-func (w *watch) failure(err error, wrote bool) *Error {
+func (w *watch) failure(err error) *Error {
 	cause := context.Cause(w.ctx)
 	var e *Error
 	switch {
@@ -105,12 +102,16 @@ func (w *watch) failure(err error, wrote bool) *Error {
 	default:
 		e = fault(plane.FaultTransport, "The connection to the server broke.", err)
 	}
-	if netguard.NothingSent(err, wrote) {
+	// The transport knows whether anything was sent; one that does not say has
+	// proved nothing.
+	var sent interface{ NothingSent() bool }
+	if errors.As(err, &sent) && sent.NothingSent() {
 		e.Ending.NothingSent = true
 		if e.Ending.Fault == plane.FaultTransport {
 			e.Ending.Detail = "The server could not be reached."
 		}
-		if errors.Is(err, netguard.ErrRefused) {
+		var refused interface{ Refused() bool }
+		if errors.As(err, &refused) && refused.Refused() {
 			e.Ending.Detail = "The server's address is not allowed."
 		}
 	}
@@ -131,21 +132,18 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 			w.stop()
 		}
 	}()
-	var wrote atomic.Bool
-	rctx := httptrace.WithClientTrace(netguard.WithScheme(w.ctx, c.url.Scheme),
-		&httptrace.ClientTrace{WroteHeaders: func() { wrote.Store(true) }})
 	params := ex.params
 	if ex.progress != nil || ex.method == methodToolsCall {
 		params = withProgress(params, id)
 	}
-	req, err := c.request(rctx, http.MethodPost, appendRequest(make([]byte, 0, len(params)+96), id, ex.method, params))
+	req, err := c.request(w.ctx, http.MethodPost, appendRequest(make([]byte, 0, len(params)+96), id, ex.method, params))
 	if err != nil {
 		return Message{}, err
 	}
 	c.mirror(req, &ex)
 	resp, err := c.o.Transport.RoundTrip(req)
 	if err != nil {
-		e := w.failure(err, wrote.Load())
+		e := w.failure(err)
 		c.tellCancelled(ctx, id, &ex, e)
 		return Message{}, e
 	}
@@ -172,7 +170,7 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 	m, err := c.answer(w, resp, id, &ex)
 	if err != nil {
 		resp.Body.Close()
-		e := w.failure(err, true)
+		e := w.failure(err)
 		c.tellCancelled(ctx, id, &ex, e)
 		return Message{}, e
 	}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"time"
 
-	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
 )
 
@@ -156,7 +155,7 @@ func (c *Client) reply(ctx context.Context, id json.RawMessage, method string, p
 	} else {
 		body = append(append(body, `"result":`...), result...)
 	}
-	req, err := c.request(netguard.WithScheme(ctx, c.url.Scheme), http.MethodPost, append(body, '}'))
+	req, err := c.request(ctx, http.MethodPost, append(body, '}'))
 	if err != nil {
 		return
 	}
@@ -166,7 +165,7 @@ func (c *Client) reply(ctx context.Context, id json.RawMessage, method string, p
 }
 
 func (c *Client) get(ctx context.Context, lastID string) (*http.Response, error) {
-	req, err := c.request(netguard.WithScheme(ctx, c.url.Scheme), http.MethodGet, nil)
+	req, err := c.request(ctx, http.MethodGet, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +253,7 @@ func (c *Client) openListener(ctx context.Context, lastID string) (*http.Respons
 	}
 	params := append(append([]byte(`{"_meta":{`), c.meta...), `},"notifications":{"toolsListChanged":true}}`...)
 	body := appendRequest(nil, c.nextID.Add(1), methodListen, params)
-	req, err := c.request(netguard.WithScheme(ctx, c.url.Scheme), http.MethodPost, body)
+	req, err := c.request(ctx, http.MethodPost, body)
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ type Policy struct {
 	rules []rule
 	guard *ssrf.Guardian
 
-	header time.Duration
+	dialFor time.Duration
 
 	mu   sync.Mutex
 	open map[string]*http.Transport
@@ -55,12 +55,11 @@ type Policy struct {
 // address, so no registry of special addresses lists it.
 var alsoDenied = netip.MustParsePrefix("168.63.129.16/32")
 
-// NewPolicy compiles the rules. headerTimeout bounds the wait for a response
-// header on the untrusted lane.
-func NewPolicy(rules []Rule, headerTimeout time.Duration) (*Policy, error) {
+// NewPolicy compiles the rules. dialTimeout bounds one connect.
+func NewPolicy(rules []Rule, dialTimeout time.Duration) (*Policy, error) {
 	p := &Policy{
-		guard:  ssrf.New(ssrf.WithPorts(443), ssrf.WithDeniedV4Prefixes(alsoDenied)),
-		header: headerTimeout, open: map[string]*http.Transport{},
+		guard:   ssrf.New(ssrf.WithPorts(443), ssrf.WithDeniedV4Prefixes(alsoDenied)),
+		dialFor: dialTimeout, open: map[string]*http.Transport{},
 	}
 	for i, r := range rules {
 		c, err := compile(r)
@@ -207,10 +206,11 @@ func (p *Policy) matchAddr(name string, ap netip.AddrPort, plainHTTP bool) bool 
 // ErrRefused marks a dial that policy refused: nothing left this machine.
 var ErrRefused = errors.New("netguard: the address is not allowed")
 
-// Untrusted is the transport for what a person, a server or metadata named,
-// with the exceptions of name. It follows no redirect, since callers use
-// RoundTrip, and reads no environment.
-func (p *Policy) Untrusted(name string) *http.Transport {
+// Untrusted is the lane for what a person, a server or metadata named, with the
+// exceptions of name. It follows no redirect, since it is a RoundTripper, reads
+// no environment, sends nothing twice, and its errors say whether anything was
+// sent (see Failure).
+func (p *Policy) Untrusted(name string) http.RoundTripper {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := ""
@@ -220,27 +220,19 @@ func (p *Policy) Untrusted(name string) *http.Transport {
 		}
 	}
 	if t, ok := p.open[key]; ok {
-		return t
+		return lane{t}
 	}
 	t := tuned()
-	t.ResponseHeaderTimeout = p.header
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return p.dial(ctx, key, network, addr)
 	}
 	p.open[key] = t
-	return t
+	return lane{t}
 }
 
+// schemeKey marks requests by plain http for the dialer, which sees only the
+// address. Without it https is assumed.
 type schemeKey struct{}
-
-// WithScheme tells the dialer which scheme the request has, since the dialer
-// sees only the address. Without it https is assumed.
-func WithScheme(ctx context.Context, scheme string) context.Context {
-	if scheme != "http" {
-		return ctx
-	}
-	return context.WithValue(ctx, schemeKey{}, true)
-}
 
 // dial resolves and connects; every address is judged in Control, after
 // resolution and immediately before the connect, so a rebinding name gains
@@ -252,7 +244,7 @@ func (p *Policy) dial(ctx context.Context, name, network, addr string) (net.Conn
 	}
 	plainHTTP, _ := ctx.Value(schemeKey{}).(bool)
 	byHost := name != "" && p.matchHost(name, canonicalHost(host), port, plainHTTP)
-	d := net.Dialer{Timeout: p.header, KeepAlive: 30 * time.Second}
+	d := net.Dialer{Timeout: p.dialFor, KeepAlive: 30 * time.Second}
 	d.Control = func(network, address string, c syscall.RawConn) error {
 		if byHost {
 			return nil

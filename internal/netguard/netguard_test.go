@@ -97,8 +97,8 @@ func TestRulesRefused(t *testing.T) {
 	}
 }
 
-func get(tr *http.Transport, url string) (string, error) {
-	req, _ := http.NewRequestWithContext(WithScheme(context.Background(), strings.SplitN(url, ":", 2)[0]), "GET", url, nil)
+func get(tr http.RoundTripper, url string) (string, error) {
+	req, _ := http.NewRequestWithContext(context.Background(), "GET", url, nil)
 	resp, err := tr.RoundTrip(req)
 	if err != nil {
 		return "", err
@@ -131,7 +131,8 @@ func TestDialJudgesTheAddress(t *testing.T) {
 		if !errors.Is(err, ErrRefused) {
 			t.Errorf("%v: %v, want a refusal", c, err)
 		}
-		if !NothingSent(err, false) {
+		var f *Failure
+		if !errors.As(err, &f) || !f.NothingSent() || !f.Refused() {
 			t.Errorf("%v: a refused dial is proof that nothing was sent", c)
 		}
 	}
@@ -153,8 +154,8 @@ func TestInfraDialsOneTarget(t *testing.T) {
 }
 
 // A server that acts, answers nothing and closes a reused connection makes
-// net/http send a request with an Idempotency-Key again. Once stops it.
-func TestOnceIsSentOnce(t *testing.T) {
+// net/http send a request with an Idempotency-Key again. The lane does not.
+func TestALaneSendsOnce(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		var acted atomic.Int32
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -168,19 +169,24 @@ func TestOnceIsSentOnce(t *testing.T) {
 			}
 		}))
 		addr := srv.Listener.Addr().String()
-		tr := newPolicy(t, Rule{To: "http://" + addr, For: []string{"x"}}).Untrusted("x")
-		get(tr, srv.URL+"/warm")
-		req, _ := http.NewRequestWithContext(WithScheme(t.Context(), "http"), "POST", srv.URL+"/act", strings.NewReader("{}"))
-		req.Header.Set("Idempotency-Key", "k")
+		var tr http.RoundTripper = &http.Transport{}
 		if guarded {
-			Once(req)
+			tr = newPolicy(t, Rule{To: "http://" + addr, For: []string{"x"}}).Untrusted("x")
 		}
-		resp, err := tr.RoundTrip(req)
-		if err == nil {
-			resp.Body.Close()
-		}
-		if n := acted.Load(); guarded && (n != 1 || err == nil) || !guarded && n != 2 {
-			t.Errorf("guarded %v: acted %d times, %v", guarded, n, err)
+		get(tr, srv.URL+"/warm")
+		for _, body := range []io.Reader{strings.NewReader("{}"), nil} {
+			acted.Store(0)
+			req, _ := http.NewRequestWithContext(t.Context(), "POST", srv.URL+"/act", body)
+			req.Header.Set("Idempotency-Key", "k")
+			resp, err := tr.RoundTrip(req)
+			if err == nil {
+				resp.Body.Close()
+			}
+			var f *Failure
+			if n := acted.Load(); guarded && (n != 1 || !errors.As(err, &f) || f.NothingSent()) || !guarded && n != 2 {
+				t.Errorf("guarded %v: acted %d times, %v", guarded, n, err)
+			}
+			get(tr, srv.URL+"/warm")
 		}
 		srv.Close()
 	}

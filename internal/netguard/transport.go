@@ -8,9 +8,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -63,21 +65,55 @@ func DialOnly(network, target string) func(ctx context.Context, network, addr st
 	}
 }
 
-// Once makes req impossible for net/http to send twice: it takes the rewind
-// function and gives a non-nil body to a request without one. Without this a
-// POST with an Idempotency-Key is repeated behind our back when a reused
-// connection closes after the server already acted.
-func Once(req *http.Request) {
-	req.GetBody = nil
-	if req.Body == nil || req.Body == http.NoBody {
-		req.Body = io.NopCloser(bytes.NewReader(nil))
-		req.ContentLength = 0
+// lane is a transport whose requests are sent at most once.
+type lane struct{ t *http.Transport }
+
+// RoundTrip sends req once. It takes the rewind function from everything that
+// may have an effect and gives a non-nil body to a request without one: without
+// this net/http repeats a POST with an Idempotency-Key behind our back when a
+// reused connection closes after the server already acted.
+func (l lane) RoundTrip(req *http.Request) (*http.Response, error) {
+	var wrote atomic.Bool
+	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{WroteHeaders: func() { wrote.Store(true) }})
+	if req.URL.Scheme == "http" {
+		ctx = context.WithValue(ctx, schemeKey{}, true)
 	}
+	once := req.WithContext(ctx)
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		once.GetBody = nil
+		if once.Body == nil || once.Body == http.NoBody {
+			once.Body = io.NopCloser(bytes.NewReader(nil))
+			once.ContentLength = 0
+		}
+	}
+	resp, err := l.t.RoundTrip(once)
+	if err != nil {
+		return nil, &Failure{cause: err, nothing: nothingSent(err, wrote.Load())}
+	}
+	return resp, nil
 }
 
-// NothingSent reports that err proves the peer never acted on the request.
+// Failure is an error of the untrusted lane.
+type Failure struct {
+	cause   error
+	nothing bool
+}
+
+// Error returns the cause's text, for the log.
+func (f *Failure) Error() string { return f.cause.Error() }
+
+// Unwrap returns the cause.
+func (f *Failure) Unwrap() error { return f.cause }
+
+// NothingSent reports that the peer provably never acted on the request.
+func (f *Failure) NothingSent() bool { return f.nothing }
+
+// Refused reports that policy did not allow the address.
+func (f *Failure) Refused() bool { return errors.Is(f.cause, ErrRefused) }
+
+// nothingSent reports that err proves the peer never acted on the request.
 // wroteHeaders says whether the request's header was written.
-func NothingSent(err error, wroteHeaders bool) bool {
+func nothingSent(err error, wroteHeaders bool) bool {
 	if err == nil {
 		return false
 	}

@@ -1,0 +1,284 @@
+package patchbay
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "patchbay/"
+
+// allowed is what each package may import of ours. Imports go down; what is not
+// here does not exist.
+var allowed = map[string]string{
+	"cmd/patchbay": "app client command bridge netguard plane secret",
+
+	"internal/app": "api bridge catalog client command connect ingress ledger mcp model netguard plane policy run secret store telemetry upstream",
+
+	// surfaces: translate, decide nothing
+	"internal/api":     "command plane run",
+	"internal/client":  "plane",
+	"internal/ingress": "command mcp plane",
+
+	// use cases: the product
+	"internal/command":  "bridge ledger plane policy run",
+	"internal/run":      "bridge ledger model plane secret telemetry",
+	"internal/bridge":   "mcp plane policy telemetry upstream",
+	"internal/ledger":   "plane",
+	"internal/connect":  "plane policy secret",
+	"internal/upstream": "catalog connect mcp plane policy",
+	"internal/catalog":  "mcp plane policy",
+
+	// rules and protocols
+	"internal/policy": "plane",
+	"internal/mcp":    "plane",
+	"internal/model":  "plane secret",
+
+	// ground
+	"internal/store":     "plane",
+	"internal/netguard":  "plane",
+	"internal/secret":    "",
+	"internal/telemetry": "",
+	"internal/plane":     "",
+
+	// test only
+	"internal/fake":            "mcp",
+	"internal/store/storetest": "plane store",
+}
+
+// mayExpose may take a secret's text: the injectors, and what builds clients.
+var mayExpose = []string{"internal/secret", "internal/connect", "internal/model", "internal/app", "cmd/patchbay"}
+
+// transports may make dialers and http.Transports.
+var transports = []string{"internal/netguard"}
+
+const (
+	maxFileLines = 500
+	maxFuncLines = 100
+	maxChain     = 10
+)
+
+var bannedNames = []string{"util", "utils", "common", "helpers", "types", "core", "misc", "shared", "base"}
+
+type pkg struct {
+	dir     string
+	files   map[string]*ast.File
+	imports map[string]bool // ours, of files that are not tests
+	doc     string
+}
+
+func load(t *testing.T) (map[string]*pkg, *token.FileSet) {
+	t.Helper()
+	fset := token.NewFileSet()
+	out := map[string]*pkg{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != "." || d.Name() == "node_modules" || d.Name() == "testdata" || path == "bin") {
+			return filepath.SkipDir
+		}
+		if !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		f, err := parser.ParseFile(fset, path, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		dir := filepath.Dir(path)
+		p := out[dir]
+		if p == nil {
+			p = &pkg{dir: dir, files: map[string]*ast.File{}, imports: map[string]bool{}}
+			out[dir] = p
+		}
+		p.files[path] = f
+		if strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		if f.Doc != nil {
+			p.doc += f.Doc.Text()
+		}
+		for _, im := range f.Imports {
+			if rest, ok := strings.CutPrefix(strings.Trim(im.Path.Value, `"`), module); ok {
+				p.imports[rest] = true
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out, fset
+}
+
+func TestImportTable(t *testing.T) {
+	pkgs, _ := load(t)
+	for _, dir := range slices.Sorted(maps.Keys(pkgs)) {
+		if !strings.HasPrefix(dir, "internal") && !strings.HasPrefix(dir, "cmd") {
+			continue
+		}
+		list, ok := allowed[dir]
+		if !ok {
+			t.Errorf("%s is not in the table of imports", dir)
+			continue
+		}
+		may := strings.Fields(list)
+		for im := range pkgs[dir].imports {
+			if !slices.Contains(may, strings.TrimPrefix(im, "internal/")) {
+				t.Errorf("%s imports %s, which the table does not allow", dir, im)
+			}
+		}
+		for _, m := range may {
+			if !pkgs[dir].imports["internal/"+m] && pkgs["internal/"+m] == nil {
+				t.Errorf("the table lets %s import %s, which does not exist", dir, m)
+			}
+		}
+	}
+}
+
+func TestImportChain(t *testing.T) {
+	pkgs, _ := load(t)
+	var longest func(dir string, seen []string) []string
+	memo := map[string][]string{}
+	longest = func(dir string, seen []string) []string {
+		if slices.Contains(seen, dir) {
+			t.Fatalf("a circle: %v", append(seen, dir))
+		}
+		if c, ok := memo[dir]; ok {
+			return c
+		}
+		best := []string{}
+		if p := pkgs[dir]; p != nil {
+			for im := range p.imports {
+				if c := longest(im, append(seen, dir)); len(c) > len(best) {
+					best = c
+				}
+			}
+		}
+		memo[dir] = append([]string{dir}, best...)
+		return memo[dir]
+	}
+	if c := longest("cmd/patchbay", nil); len(c) > maxChain {
+		t.Errorf("the longest chain has %d packages: %v", len(c), c)
+	}
+}
+
+func TestFilesAndFunctions(t *testing.T) {
+	pkgs, fset := load(t)
+	for _, p := range pkgs {
+		for path, f := range p.files {
+			if n := fset.Position(f.End()).Line; n > maxFileLines {
+				t.Errorf("%s has %d lines, at most %d", path, n, maxFileLines)
+			}
+			for _, d := range f.Decls {
+				fn, ok := d.(*ast.FuncDecl)
+				if !ok {
+					continue
+				}
+				if n := fset.Position(fn.End()).Line - fset.Position(fn.Pos()).Line; n > maxFuncLines {
+					t.Errorf("%s: %s has %d lines, at most %d", path, fn.Name.Name, n, maxFuncLines)
+				}
+				if fn.Name.Name == "init" && fn.Recv == nil {
+					t.Errorf("%s has an init function", path)
+				}
+			}
+		}
+	}
+}
+
+func TestNamesAndComments(t *testing.T) {
+	pkgs, _ := load(t)
+	for dir, p := range pkgs {
+		if slices.Contains(bannedNames, filepath.Base(dir)) {
+			t.Errorf("%s says nothing by its name", dir)
+		}
+		if dir != "." && p.doc == "" {
+			t.Errorf("%s has no package comment", dir)
+		}
+	}
+}
+
+// Plaintext of a secret, dialers, transports and unsafe stand only where the
+// design allows them.
+func TestDangerousWords(t *testing.T) {
+	pkgs, fset := load(t)
+	for dir, p := range pkgs {
+		if !strings.HasPrefix(dir, "internal") && !strings.HasPrefix(dir, "cmd") {
+			continue
+		}
+		for path, f := range p.files {
+			if strings.HasSuffix(path, "_test.go") || dir == "internal/fake" || dir == "internal/store/storetest" {
+				continue
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				sel, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				left, _ := sel.X.(*ast.Ident)
+				at := fset.Position(sel.Pos())
+				switch {
+				case sel.Sel.Name == "Expose" && !slices.Contains(mayExpose, dir):
+					t.Errorf("%s takes the text of a secret", at)
+				case left != nil && left.Name == "http" && slices.Contains([]string{"Get", "Post", "PostForm", "Head", "DefaultClient", "DefaultTransport"}, sel.Sel.Name):
+					t.Errorf("%s uses the default HTTP client", at)
+				case left != nil && (left.Name == "http" && sel.Sel.Name == "Transport" || left.Name == "net" && sel.Sel.Name == "Dialer") &&
+					!slices.Contains(transports, dir) && dir != "internal/app":
+					t.Errorf("%s makes a transport or dialer of its own", at)
+				}
+				return true
+			})
+			for _, im := range f.Imports {
+				if im.Path.Value == `"unsafe"` {
+					t.Errorf("%s imports unsafe", path)
+				}
+			}
+		}
+	}
+}
+
+// Every promise of docs/invariants.md names a test that exists.
+func TestInvariantsNameTests(t *testing.T) {
+	b, err := os.ReadFile("docs/invariants.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkgs, _ := load(t)
+	have := map[string]bool{}
+	for _, p := range pkgs {
+		for _, f := range p.files {
+			for _, d := range f.Decls {
+				if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
+					have[fn.Name.Name] = true
+				}
+			}
+		}
+	}
+	named := 0
+	for line := range strings.SplitSeq(string(b), "\n") {
+		for word := range strings.FieldsFuncSeq(line, func(r rune) bool { return !(r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z') }) {
+			if strings.HasPrefix(word, "Test") || strings.HasPrefix(word, "Fuzz") {
+				named++
+				if !have[word] {
+					t.Errorf("docs/invariants.md names %s, which is no test", word)
+				}
+			}
+		}
+	}
+	if named < 9 {
+		t.Errorf("only %d tests are named", named)
+	}
+	for i := range 9 {
+		if !strings.Contains(string(b), fmt.Sprintf("\n%d. ", i+1)) {
+			t.Errorf("promise %d is missing", i+1)
+		}
+	}
+}

@@ -1,0 +1,307 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"patchbay/internal/plane"
+	"patchbay/internal/store"
+)
+
+// Clock is a clock that a test moves.
+type Clock struct {
+	mu sync.Mutex
+	t  time.Time
+}
+
+// NewClock starts at a fixed time.
+func NewClock() *Clock { return &Clock{t: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)} }
+
+// Now returns the test's time.
+func (c *Clock) Now() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.t }
+
+// Pass moves it on.
+func (c *Clock) Pass(d time.Duration) { c.mu.Lock(); defer c.mu.Unlock(); c.t = c.t.Add(d) }
+
+// Exercise is the behaviour that every database must show. open gives a fresh,
+// empty store over the clock each time.
+func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.Store) {
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, s *store.Store, clock *Clock)
+	}{
+		{"write is all or nothing", writeAllOrNothing},
+		{"one failing closure spares the others", failureSpares},
+		{"a panicking closure spares the writer", panicSpares},
+		{"write behind", writeBehind},
+		{"meta", meta},
+		{"connections", connections},
+		{"catalogs keep bytes", catalogs},
+		{"a call's dispatch stands on version, enablement and fence", dispatchStands},
+		{"a call moves by compare and swap", callMoves},
+		{"attempts", attempts},
+		{"runs are claimed by one", claims},
+		{"a former holder cannot write", fenced},
+		{"cancel", cancels},
+		{"events and messages", eventsMessages},
+		{"results", results},
+		{"audit", audit},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			clock := NewClock()
+			s := open(t, clock)
+			c.run(t, s, clock)
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func write(t *testing.T, s *store.Store, fn func(plane.Tx) error) {
+	t.Helper()
+	must(t, s.Write(context.Background(), fn))
+}
+
+func wantKind(t *testing.T, err error, k plane.Kind) {
+	t.Helper()
+	if plane.KindOf(err) != k {
+		t.Fatalf("got %v (%s), want %s", err, plane.KindOf(err), k)
+	}
+}
+
+func getMeta(t *testing.T, s *store.Store, key string) string {
+	t.Helper()
+	v, err := s.Meta(context.Background(), key)
+	must(t, err)
+	return v
+}
+
+func writeAllOrNothing(t *testing.T, s *store.Store, _ *Clock) {
+	boom := errors.New("boom")
+	err := s.Write(context.Background(), func(tx plane.Tx) error {
+		must(t, s.SetMeta(tx, "a", "1"))
+		return boom
+	})
+	if !errors.Is(err, boom) {
+		t.Fatalf("the closure's error is lost: %v", err)
+	}
+	if v := getMeta(t, s, "a"); v != "" {
+		t.Fatalf("half written: %q", v)
+	}
+}
+
+func failureSpares(t *testing.T, s *store.Store, _ *Clock) {
+	var wg sync.WaitGroup
+	for i := range 64 {
+		wg.Go(func() {
+			err := s.Write(context.Background(), func(tx plane.Tx) error {
+				if err := s.SetMeta(tx, fmt.Sprint("k", i), "v"); err != nil {
+					return err
+				}
+				if i%3 == 0 {
+					return errors.New("no")
+				}
+				return nil
+			})
+			if (err != nil) != (i%3 == 0) {
+				t.Errorf("%d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	for i := range 64 {
+		if v := getMeta(t, s, fmt.Sprint("k", i)); (v == "v") != (i%3 != 0) {
+			t.Errorf("%d: %q", i, v)
+		}
+	}
+}
+
+func panicSpares(t *testing.T, s *store.Store, _ *Clock) {
+	if err := s.Write(context.Background(), func(plane.Tx) error { panic("ouch") }); err == nil {
+		t.Fatal("no error")
+	}
+	write(t, s, func(tx plane.Tx) error { return s.SetMeta(tx, "after", "fine") })
+	if v := getMeta(t, s, "after"); v != "fine" {
+		t.Fatal(v)
+	}
+}
+
+func writeBehind(t *testing.T, s *store.Store, _ *Clock) {
+	for i := range 50 {
+		must(t, s.WriteBehind(func(tx plane.Tx) error { return s.SetMeta(tx, fmt.Sprint("b", i), "v") }))
+	}
+	must(t, s.WriteBehind(func(plane.Tx) error { return errors.New("one is bad") }))
+	for end := time.Now().Add(5 * time.Second); getMeta(t, s, "b49") == ""; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("never written")
+		}
+	}
+	if s.LostBehind() == nil || s.LostBehind() != nil {
+		t.Error("the failure is not told once")
+	}
+}
+
+func meta(t *testing.T, s *store.Store, _ *Clock) {
+	write(t, s, func(tx plane.Tx) error { return s.SetMeta(tx, "k", "one") })
+	write(t, s, func(tx plane.Tx) error { return s.SetMeta(tx, "k", "two") })
+	if v := getMeta(t, s, "k"); v != "two" {
+		t.Fatal(v)
+	}
+}
+
+func aConnection(slug string) plane.Connection {
+	return plane.Connection{ID: plane.ConnectionID("con_" + slug), Scope: plane.Scope{Kind: plane.ScopeTeam, Name: "pay:ments"}, Slug: slug, Label: "L " + slug,
+		Endpoint: "https://x.example/mcp", Auth: plane.AuthBearer, Enabled: true, Version: 1, Digest: "d"}
+}
+
+func connections(t *testing.T, s *store.Store, _ *Clock) {
+	c := aConnection("a")
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &c) })
+	got, err := s.Connections(context.Background())
+	must(t, err)
+	c.TokenEnv, c.Agents = "", nil
+	if len(got) != 1 || fmt.Sprint(got[0]) != fmt.Sprint(c) {
+		t.Fatalf("%+v\nwant %+v", got, c)
+	}
+	c.Version, c.Enabled = 2, false
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &c) })
+	wantKind(t, s.Write(context.Background(), func(tx plane.Tx) error { return s.SaveConnection(tx, &c) }), plane.Conflict) // the version does not rise
+	twin := aConnection("a")
+	twin.ID = "con_other"
+	wantKind(t, s.Write(context.Background(), func(tx plane.Tx) error { return s.SaveConnection(tx, &twin) }), plane.Conflict)
+}
+
+func catalogs(t *testing.T, s *store.Store, clock *Clock) {
+	raw := []byte("{\"name\":\"z\", \"n\":12345678901234567890,\n \"a\":\"\\u00e9\"}")
+	c := plane.Catalog{Connection: "con_a", Version: 3, Revision: 1, Health: plane.HealthOK, Detail: "d", CapturedAt: clock.Now(), Instructions: "i", Server: "s 1",
+		Definitions: []plane.Definition{{Raw: raw, Fingerprint: "f1", Class: plane.Effect}, {Raw: []byte(`{"name":"y"}`), Fingerprint: "f2", Class: plane.Query}}}
+	write(t, s, func(tx plane.Tx) error { return s.SaveCatalog(tx, &c, true) })
+	got, err := s.Catalogs(context.Background())
+	must(t, err)
+	if len(got) != 1 || len(got[0].Definitions) != 2 || string(got[0].Definitions[0].Raw) != string(raw) || got[0].Definitions[1].Class != plane.Query ||
+		!got[0].CapturedAt.Equal(c.CapturedAt) || !got[0].FailedAt.IsZero() {
+		t.Fatalf("%+v", got)
+	}
+	wantKind(t, s.Write(context.Background(), func(tx plane.Tx) error { return s.SaveCatalog(tx, &c, true) }), plane.Conflict)
+	c.Revision, c.Health, c.Definitions = 2, plane.HealthUnavailable, nil
+	write(t, s, func(tx plane.Tx) error { return s.SaveCatalog(tx, &c, false) }) // health alone keeps the definitions
+	if got, err = s.Catalogs(context.Background()); err != nil || len(got[0].Definitions) != 2 || got[0].Health != plane.HealthUnavailable {
+		t.Fatalf("%+v %v", got, err)
+	}
+}
+
+// aRun inserts and claims a run; it returns it with its fence.
+func aRun(t *testing.T, s *store.Store, clock *Clock) plane.Run {
+	t.Helper()
+	r := plane.Run{ID: plane.NewRunID(clock.Now()), Agent: "general", Principal: "cli:local"}
+	write(t, s, func(tx plane.Tx) error { return s.InsertRun(tx, &r, []byte("sealed")) })
+	write(t, s, func(tx plane.Tx) error { return s.ClaimRun(tx, r.ID, "me", tx.Now().Add(time.Minute)) })
+	v, err := s.RunByID(context.Background(), r.ID)
+	must(t, err)
+	return v.Run
+}
+
+func aCall(r plane.Run, conn plane.Connection, clock *Clock) plane.Call {
+	return plane.Call{ID: plane.NewCallID(clock.Now()), Run: r.ID, Agent: "general", Principal: "cli:local", Connection: conn.ID, Version: conn.Version,
+		Server: "a", Tool: "t", Alias: "mcp__a__t", ToolUse: "u", Fingerprint: "f", Class: plane.Effect, ArgsDigest: "x", State: plane.CallPlanned,
+		PlannedAt: clock.Now(), Fence: r.Fence}
+}
+
+func dispatchStands(t *testing.T, s *store.Store, clock *Clock) {
+	ctx := context.Background()
+	conn := aConnection("a")
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &conn) })
+	run := aRun(t, s, clock)
+	dispatch := func(c plane.Call) error {
+		return s.Write(ctx, func(tx plane.Tx) error { return s.Dispatch(tx, &c, c.Attempts+1) })
+	}
+	plan := func() plane.Call {
+		c := aCall(run, conn, clock)
+		write(t, s, func(tx plane.Tx) error { return s.InsertCall(tx, &c) })
+		return c
+	}
+	ok := plan()
+	must(t, dispatch(ok))
+	wantKind(t, dispatch(ok), plane.Conflict) // the first attempt is taken
+	ok.Attempts = 1
+	must(t, dispatch(ok))
+	old := plan()
+	old.Version = 0
+	wantKind(t, dispatch(old), plane.Conflict)
+	stolen := plan()
+	stolen.Fence++ // somebody else claimed the run
+	wantKind(t, dispatch(stolen), plane.Conflict)
+	// A session's call has no run behind it, but a connection all the same.
+	free := aCall(plane.Run{ID: "ses_x"}, conn, clock)
+	free.State, free.Attempts = plane.CallDispatched, 1
+	write(t, s, func(tx plane.Tx) error { return s.InsertDispatched(tx, &free) })
+	off := conn
+	off.Version, off.Enabled = 2, false
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &off) })
+	late := plan()
+	wantKind(t, dispatch(late), plane.Conflict)
+	late.Version = 2
+	wantKind(t, dispatch(late), plane.Conflict) // turned off
+	free.ID, free.Version = plane.NewCallID(clock.Now()), 2
+	wantKind(t, s.Write(ctx, func(tx plane.Tx) error { return s.InsertDispatched(tx, &free) }), plane.Conflict)
+	got, err := s.CallByID(ctx, late.ID)
+	must(t, err)
+	if got.State != plane.CallPlanned || got.Attempts != 0 {
+		t.Fatalf("a refused dispatch left %+v", got)
+	}
+}
+
+func callMoves(t *testing.T, s *store.Store, clock *Clock) {
+	conn := aConnection("a")
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &conn) })
+	c := aCall(aRun(t, s, clock), conn, clock)
+	write(t, s, func(tx plane.Tx) error { return s.InsertCall(tx, &c) })
+	wantKind(t, s.Write(context.Background(), func(tx plane.Tx) error { return s.InsertCall(tx, &c) }), plane.Unavailable) // one id, one row
+	c.State, c.Reason, c.DoneAt, c.Bytes = plane.CallFailed, "why", clock.Now(), 7
+	var won int
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if s.Write(context.Background(), func(tx plane.Tx) error { return s.MoveCall(tx, &c, plane.CallPlanned) }) == nil {
+				mu.Lock()
+				won++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	got, err := s.CallByID(context.Background(), c.ID)
+	must(t, err)
+	if won != 1 || fmt.Sprint(got) != fmt.Sprint(c) {
+		t.Fatalf("%d winners, %+v", won, got)
+	}
+	_, err = s.CallByID(context.Background(), "cal_none")
+	wantKind(t, err, plane.NotFound)
+}
+
+func attempts(t *testing.T, s *store.Store, clock *Clock) {
+	conn := aConnection("a")
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &conn) })
+	run := aRun(t, s, clock)
+	c := aCall(run, conn, clock)
+	write(t, s, func(tx plane.Tx) error { return s.InsertCall(tx, &c) })
+	write(t, s, func(tx plane.Tx) error { return s.Dispatch(tx, &c, 1) })
+	end := plane.Attempt{Call: c.ID, N: 1, Outcome: "uncertain", Detail: "d"}
+	write(t, s, func(tx plane.Tx) error { return s.EndAttempt(tx, end) })
+	wantKind(t, s.Write(context.Background(), func(tx plane.Tx) error { return s.EndAttempt(tx, end) }), plane.Conflict)
+	got, err := s.AttemptsOfRun(context.Background(), run.ID)
+	must(t, err)
+	if len(got) != 1 || got[0].Outcome != "uncertain" || got[0].DoneAt.IsZero() {
+		t.Fatalf("%+v", got)
+	}
+}
