@@ -109,6 +109,12 @@ func (m *MCP) serve(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	override, wrap, token := m.override, m.wrap, m.token
 	m.mu.Unlock()
+	// With the body read, the request's context ends when the peer goes away.
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
 	switch {
 	case override != nil:
 		override(w, r)
