@@ -64,6 +64,8 @@ type Engine struct {
 	wake    chan struct{}
 	stop    context.CancelCauseFunc
 	life    context.Context
+	drain   context.CancelFunc // begin nothing new
+	drained context.Context
 	workers sync.WaitGroup
 }
 
@@ -71,6 +73,7 @@ type Engine struct {
 func New(o Options) *Engine {
 	e := &Engine{o: o, hub: newHub(), active: map[plane.RunID]context.CancelCauseFunc{}, wake: make(chan struct{}, 1)}
 	e.life, e.stop = context.WithCancelCause(context.Background())
+	e.drained, e.drain = context.WithCancel(e.life)
 	return e
 }
 
@@ -93,12 +96,22 @@ func (e *Engine) Start(ctx context.Context) error {
 	return nil
 }
 
-// Close stops the runs of this process; they stay claimed until their lease
-// ends or the next start, and nothing is lost.
+// grace is how long Close lets calls that are under way come to their end, so
+// that stopping makes no effect unknown that a moment would have settled.
+const grace = 10 * time.Second
+
+// Close stops the runs of this process: nothing new is begun, calls under way
+// get their grace, and the leases are given back for whoever goes on.
 func (e *Engine) Close() {
+	e.drain()
+	done := make(chan struct{})
+	go func() { e.workers.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(grace):
+	}
 	e.stop(errStopping)
-	e.workers.Wait()
-	e.hub.close()
+	<-done
 }
 
 func (e *Engine) nudge() {
@@ -117,12 +130,12 @@ func (e *Engine) dispatch() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-e.life.Done():
+		case <-e.drained.Done():
 			return
 		case <-tick.C:
 		case <-e.wake:
 		}
-		if err := e.Tick(e.life); err != nil && e.life.Err() == nil {
+		if err := e.Tick(e.drained); err != nil && e.drained.Err() == nil {
 			e.o.Log.Warn("looking for due runs failed", "err", err)
 		}
 	}

@@ -96,7 +96,6 @@ func (e *Engine) Events(ctx context.Context, run plane.RunID, after int64, limit
 type hub struct {
 	mu   sync.Mutex
 	subs map[plane.RunID]map[*Watch]struct{}
-	done bool
 }
 
 // Watch is one watcher of one run.
@@ -163,10 +162,4 @@ func (h *hub) delta(ev plane.Event) {
 		default:
 		}
 	})
-}
-
-func (h *hub) close() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.done = true
 }

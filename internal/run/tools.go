@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -165,9 +166,12 @@ func (w *worker) answer(ctx context.Context, uses []plane.ToolUse, calls []plane
 			}
 		}
 		if slices.ContainsFunc(unknown[i:n], func(c *plane.Call) bool { return c != nil }) {
+			if cause := context.Cause(ctx); errors.Is(cause, errCancelled) {
+				return false, cause // the call stays unknown; the run does not wait for it
+			}
 			return true, w.wait(ctx, unknown)
 		}
-		if err := context.Cause(ctx); err != nil {
+		if err := w.over(ctx); err != nil {
 			return false, err
 		}
 		i = n

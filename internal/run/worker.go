@@ -202,7 +202,7 @@ func (w *worker) turns(ctx context.Context, span trace.Span, calls []plane.Call)
 		}
 	}
 	for {
-		if err := context.Cause(ctx); err != nil {
+		if err := w.over(ctx); err != nil {
 			return err
 		}
 		if w.run.Turns >= w.e.o.Limits.TurnsPerRun {
@@ -238,6 +238,14 @@ func (w *worker) turns(ctx context.Context, span trace.Span, calls []plane.Call)
 	}
 }
 
+// over says why nothing new may be begun.
+func (w *worker) over(ctx context.Context) error {
+	if w.e.drained.Err() != nil {
+		return errStopping
+	}
+	return context.Cause(ctx)
+}
+
 const modelTries = 3
 
 // turn asks the model. A failure that may pass is tried again: nothing outside
@@ -257,7 +265,7 @@ func (w *worker) turn(ctx context.Context) (model.Answer, error) {
 		if err == nil {
 			return a, nil
 		}
-		if cause := context.Cause(ctx); cause != nil {
+		if cause := w.over(ctx); cause != nil {
 			return a, cause
 		}
 		if !errors.As(err, &me) {
@@ -279,6 +287,7 @@ func (w *worker) turn(ctx context.Context) (model.Answer, error) {
 func (w *worker) ask(ctx context.Context, req model.Request) (model.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, w.e.o.Limits.ModelTimeout)
 	defer cancel()
+	defer context.AfterFunc(w.e.drained, cancel)() // an answer may be asked for again
 	return w.provider.Turn(ctx, req, func(text string) {
 		w.e.hub.delta(plane.Event{At: w.e.o.Clock.Now(), Run: w.run.ID, Turn: w.run.Turns, Kind: plane.EventTextDelta, Data: textData(text)})
 	})
@@ -318,11 +327,24 @@ func (w *worker) finish(ctx context.Context, answer string) error {
 	}, pending{kind: plane.EventRunEnded, data: map[string]any{"state": w.run.State, "turns": w.run.Turns, "seconds": w.run.Spent.Seconds()}})
 }
 
-// endBadly ends the run after an error, unless it is no longer ours to end.
+// letGo gives the lease back, so that whoever is there goes on at once.
+func (w *worker) letGo(ctx context.Context) {
+	err := w.e.o.Store.Write(context.WithoutCancel(ctx), func(t plane.Tx) error {
+		_, err := w.e.o.Store.HoldRun(t, w.run.ID, w.run.Fence, t.Now().Add(-time.Second), w.spent())
+		return err
+	})
+	if err != nil && plane.KindOf(err) != plane.Conflict {
+		w.e.o.Log.Warn("a lease could not be given back; it ends by itself", "run", w.run.ID, "err", err)
+	}
+}
+
+// endBadly ends the run after an error. Where it was taken over meanwhile, the
+// fence refuses the write and its new holder goes on.
 func (w *worker) endBadly(ctx context.Context, err error) {
 	cause := context.Cause(ctx)
-	if errors.Is(err, errStopping) || errors.Is(cause, errStopping) || errors.Is(err, errLost) || plane.KindOf(err) == plane.Conflict {
-		return // another start, or another holder, goes on with it
+	if errors.Is(err, errStopping) || errors.Is(cause, errStopping) {
+		w.letGo(ctx)
+		return
 	}
 	w.run.State, w.run.Reason, w.run.Spent = plane.RunFailed, plane.Public(err).Message, w.spent()
 	if errors.Is(err, errCancelled) || errors.Is(cause, errCancelled) {

@@ -93,7 +93,7 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 	reply, err := s.client.CallTool(ctx, mcp.Call{Name: r.Definition.Name, Arguments: r.Arguments, Headers: r.Definition.ParamHeaders, Trace: r.Trace})
 	res.Version = s.client.Version()
 	if err != nil {
-		return res, mcp.AsError(err).Ending, true, err
+		return res, mcp.AsError(err).Ending, true, cleanError(s, err, &res)
 	}
 	res.Bytes = len(reply.Result)
 	res.Raw, res.Redacted = clean(s, reply.Result)
@@ -102,6 +102,21 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 		end.IsError, end.Detail = true, "The server asked for input that an own run cannot give."
 	}
 	return res, end, true, nil
+}
+
+// cleanError takes the credential out of the peer's words in an error.
+func cleanError(s *session, err error, res *Result) error {
+	e := *mcp.AsError(err)
+	text, hit := clean(s, []byte(e.Text))
+	e.Text, res.Redacted = string(text), hit
+	if e.RPC != nil {
+		rpc := *e.RPC
+		msg, hit := clean(s, []byte(rpc.Message))
+		data, hit2 := clean(s, rpc.Data)
+		rpc.Message, rpc.Data = string(msg), data
+		e.RPC, res.Redacted = &rpc, res.Redacted || hit || hit2
+	}
+	return &e
 }
 
 // listKey is whose listing it is.

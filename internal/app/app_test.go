@@ -1,0 +1,536 @@
+package app_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"patchbay/internal/app"
+	"patchbay/internal/client"
+	"patchbay/internal/command"
+	"patchbay/internal/fake"
+	"patchbay/internal/mcp"
+	"patchbay/internal/netguard"
+	"patchbay/internal/plane"
+)
+
+// served is a running app and its client.
+type served struct {
+	t    *testing.T
+	a    *app.App
+	c    *client.Client
+	dir  string
+	log  *bytes.Buffer
+	stop func()
+}
+
+type locked struct {
+	mu sync.Mutex
+	b  *bytes.Buffer
+}
+
+func (l *locked) Write(p []byte) (int, error) { l.mu.Lock(); defer l.mu.Unlock(); return l.b.Write(p) }
+
+// start serves a config; %DIR% is a fresh data directory's parent.
+func start(t *testing.T, dir, config string) *served {
+	t.Helper()
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	file := filepath.Join(dir, "patchbay.yaml")
+	config = "listen: 127.0.0.1:0\ndata: " + dir + "/d\n" + config
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := app.LoadConfig(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &served{t: t, dir: dir, log: &bytes.Buffer{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.a, err = app.New(ctx, app.Options{Config: cfg, Version: "test", Log: slog.New(slog.NewTextHandler(&locked{b: s.log}, nil))})
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.a.Run(ctx) }()
+	select {
+	case <-s.a.Ready():
+	case err := <-done:
+		cancel()
+		t.Fatal(err)
+	}
+	var once sync.Once
+	s.stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if err := s.a.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(s.stop)
+	s.c = client.New("http://x", netguard.InfraSocket(filepath.Join(dir, "d", app.SocketName)))
+	return s
+}
+
+// allow is the egress rule for servers on loopback.
+func allow(pairs ...string) string {
+	var rules []string
+	for i := 0; i < len(pairs); i += 2 {
+		u, _ := url.Parse(pairs[i+1])
+		rules = append(rules, fmt.Sprintf(`{to: "http://%s", for: [%s]}`, u.Host, pairs[i]))
+	}
+	return "egress: {allow: [" + strings.Join(rules, ", ") + "]}\n"
+}
+
+func upConfig(f *fake.MCP) string {
+	return fmt.Sprintf("org: {connections: {up: {url: %q}}}\n", f.Endpoint()) + allow("up", f.URL)
+}
+
+func llmConfig(l *fake.LLM, provider string) string {
+	base := l.URL
+	if provider == "openai" {
+		base += "/v1"
+	}
+	return fmt.Sprintf("models: {default: {provider: %s, model: fake-1, base_url: %q, api_key_env: FAKE_KEY}}\n", provider, base)
+}
+
+func scripted(steps string) string {
+	return "models: {default: {provider: scripted, script: " + steps + "}}\n"
+}
+
+func (s *served) do(name string, in, out any) error {
+	s.t.Helper()
+	return s.c.Command(s.t.Context(), name, in, out)
+}
+
+// ask runs to the end, or to where the run waits, and returns its events.
+func (s *served) ask(prompt, agent string) (command.RunsShow, []plane.Event) {
+	s.t.Helper()
+	var row command.RunRow
+	if err := s.do("runs.start", command.RunsStartInput{Prompt: prompt, Agent: agent}, &row); err != nil {
+		s.t.Fatal(err)
+	}
+	return s.follow(row.ID)
+}
+
+func (s *served) follow(id string) (command.RunsShow, []plane.Event) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
+	defer cancel()
+	var evs []plane.Event
+	if err := s.c.Events(ctx, id, func(ev plane.Event) error { evs = append(evs, ev); return nil }); err != nil {
+		s.t.Fatal(err)
+	}
+	var show command.RunsShow
+	if err := s.do("runs.show", command.RunInput{Run: id}, &show); err != nil {
+		s.t.Fatal(err)
+	}
+	return show, evs
+}
+
+func kinds(evs []plane.Event) string {
+	var out []string
+	for _, e := range evs {
+		if e.Seq > 0 {
+			out = append(out, e.Kind)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// An agent calls a tool and uses what it said, with both providers' wires.
+func TestARunUsesATool(t *testing.T) {
+	t.Setenv("FAKE_KEY", "sk-test-marker-1234567890")
+	t.Setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:1") // the SDK must not read it
+	t.Setenv("OPENAI_BASE_URL", "http://127.0.0.1:1")
+	for _, provider := range []string{"anthropic", "openai"} {
+		t.Run(provider, func(t *testing.T) {
+			f := fake.NewMCP(t, fake.Tool("lookup", `"annotations":{"readOnlyHint":true}`))
+			f.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) { return fake.Text("the answer is 42"), nil })
+			l := fake.NewLLM(t, fake.Turn{Text: "Let me look.", Calls: []fake.ToolCall{{ID: "use_1", Name: "mcp__up__lookup", Input: `{"x":"deep thought"}`}}}, fake.Turn{Text: "It is 42."})
+			s := start(t, "", upConfig(f)+llmConfig(l, provider))
+			show, evs := s.ask("What is the answer?", "general")
+			if show.Run.State != "succeeded" || show.Run.Answer != "It is 42." || len(show.Calls) != 1 || show.Calls[0].State != "succeeded" {
+				t.Fatalf("%+v\n%s", show, s.log)
+			}
+			if got := kinds(evs); got != "run_started turn_started usage text tool_call span_start span_end tool_result turn_started usage text run_ended" {
+				t.Errorf("events: %s", got)
+			}
+			if c := f.Calls(); len(c) != 1 || c[0].Arguments != `{"x":"deep thought"}` {
+				t.Errorf("the server saw %+v", c)
+			}
+			reqs := l.Requests()
+			if len(reqs) != 2 || !strings.Contains(string(reqs[1]), "the answer is 42") || !strings.Contains(string(reqs[1]), `u003c\u003c\u003cdata`) && !strings.Contains(string(reqs[1]), `<<<data`) {
+				t.Errorf("the next request: %s", reqs[len(reqs)-1])
+			}
+			if !strings.Contains(string(reqs[0]), `"properties":{"x":{"type":"string"}}`) {
+				t.Errorf("the schema's bytes: %s", reqs[0])
+			}
+			for _, ev := range evs {
+				if strings.HasPrefix(ev.Kind, "span_") && (ev.Span != "mcp.up.lookup" || strings.Contains(string(ev.Data), "deep thought") || strings.Contains(string(ev.Data), "42")) {
+					t.Errorf("span event %s %s", ev.Span, ev.Data)
+				}
+			}
+			h := l.Headers()[0]
+			if h.Get("X-Api-Key") != "sk-test-marker-1234567890" && h.Get("Authorization") != "Bearer sk-test-marker-1234567890" {
+				t.Error("the key travels nowhere")
+			}
+		})
+	}
+}
+
+// With MCP off a request to the model is, byte for byte, one without it.
+func TestMCPOffLeavesNoTrace(t *testing.T) {
+	t.Setenv("FAKE_KEY", "k")
+	f := fake.NewMCP(t, fake.Tool("lookup", ""))
+	body := func(config string) string {
+		l := fake.NewLLM(t, fake.Turn{Text: "Hello."})
+		s := start(t, "", config+llmConfig(l, "anthropic"))
+		s.ask("Hi", "general")
+		s.stop()
+		return string(l.Requests()[0])
+	}
+	off, none := body(upConfig(f)+"mcp: {enabled: false}\n"), body("mcp: {enabled: false}\n")
+	perAgent := body(upConfig(f) + "agents: {general: {mcp: {enabled: false}}}\n")
+	if off != none || off != perAgent || strings.Contains(strings.ToLower(off), "mcp") || strings.Contains(off, "result_read") {
+		t.Errorf("off:\n%s\nnone:\n%s\nper agent:\n%s", off, none, perAgent)
+	}
+	on, empty := body(upConfig(f)), body("")
+	if !strings.Contains(on, "up (1 tools)") || !strings.Contains(empty, "MCP servers: none is connected") {
+		t.Errorf("on:\n%s\nnothing connected:\n%s", on, empty)
+	}
+	s := start(t, "", "mcp: {enabled: false}\n")
+	var out command.MCPList
+	if err := s.do("mcp.list", command.MCPListInput{}, &out); plane.KindOf(err) != plane.Unavailable {
+		t.Errorf("mcp list: %v", err)
+	}
+}
+
+// Side-effect-free calls run beside each other; the rest alone and in order.
+func TestConcurrencyFollowsTheHints(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("read", `"annotations":{"readOnlyHint":true}`), fake.Tool("write", ""))
+	var mu sync.Mutex
+	now, most, order := map[string]int{}, map[string]int{}, []string{}
+	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		mu.Lock()
+		now[in.Name]++
+		most[in.Name] = max(most[in.Name], now[in.Name])
+		if now["read"] > 0 && now["write"] > 0 {
+			t.Error("a read ran beside a write")
+		}
+		order = append(order, string(in.Arguments))
+		mu.Unlock()
+		time.Sleep(60 * time.Millisecond)
+		mu.Lock()
+		now[in.Name]--
+		mu.Unlock()
+		return fake.Text("ok"), nil
+	})
+	call := func(tool, x string) string { return fmt.Sprintf("{tool: mcp__up__%s, input: {x: %s}}", tool, x) }
+	s := start(t, "", upConfig(f)+scripted("[{calls: ["+strings.Join([]string{call("read", "r1"), call("read", "r2"), call("read", "r3"), call("write", "w1"), call("write", "w2"), call("read", "r4")}, ", ")+"]}, {say: done}]"))
+	show, _ := s.ask("go", "general")
+	if show.Run.State != "succeeded" || most["read"] != 3 || most["write"] != 1 || strings.Join(order[3:], "") != `{"x":"w1"}{"x":"w2"}{"x":"r4"}` {
+		t.Fatalf("%s: most %v, order %v", show.Run.State, most, order)
+	}
+}
+
+// An unknown effect makes the run wait; what a person says ends it.
+func TestAnUnknownCallWaitsForAPerson(t *testing.T) {
+	for outcome, want := range map[string]struct {
+		said  string
+		calls int
+	}{
+		"done":       {"A person confirmed that this call took effect.", 1},
+		"not-done":   {"A person confirmed that this call did not take effect.", 1},
+		"send-again": {"second time lucky", 2},
+	} {
+		t.Run(outcome, func(t *testing.T) {
+			f := fake.NewMCP(t, fake.Tool("pay", ""))
+			broken := true
+			f.Wrap(func(next http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.Header.Get("Mcp-Method") == "tools/call" && broken {
+						broken = false
+						next.ServeHTTP(&discard{h: http.Header{}}, r) // it ran, and nobody hears of it
+						w.WriteHeader(http.StatusBadGateway)
+						return
+					}
+					next.ServeHTTP(w, r)
+				})
+			})
+			f.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) { return fake.Text("second time lucky"), nil })
+			s := start(t, "", upConfig(f)+scripted(`[{calls: [{tool: mcp__up__pay, input: {x: once}}]}, {say: "{{last}}"}]`))
+			show, evs := s.ask("pay", "general")
+			if show.Run.State != "waiting" || show.Run.Waiting != "reconcile" || show.Calls[0].State != "unknown" || !strings.HasSuffix(kinds(evs), "call_unknown run_waiting") {
+				t.Fatalf("%+v %s", show.Run, kinds(evs))
+			}
+			var text bytes.Buffer
+			show.Text(&text, command.Style{})
+			if !strings.Contains(text.String(), "patchbay runs resolve "+show.Calls[0].ID) {
+				t.Errorf("runs show does not say what to do:\n%s", text.String())
+			}
+			if err := s.do("runs.resolve", command.ResolveInput{ID: show.Run.ID, Outcome: outcome, Note: "I looked."}, &command.Resolved{}); err != nil {
+				t.Fatal(err)
+			}
+			deadline := time.Now().Add(10 * time.Second)
+			for show.Run.State != "succeeded" && time.Now().Before(deadline) {
+				time.Sleep(20 * time.Millisecond)
+				if err := s.do("runs.show", command.RunInput{Run: show.Run.ID}, &show); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if show.Run.State != "succeeded" || !strings.Contains(show.Run.Answer, want.said) || len(f.Calls()) != want.calls {
+				t.Fatalf("%s: %q, %d calls\n%s", show.Run.State, show.Run.Answer, len(f.Calls()), s.log)
+			}
+			err := s.do("runs.resolve", command.ResolveInput{ID: show.Calls[0].ID, Outcome: "done"}, &command.Resolved{})
+			if plane.KindOf(err) != plane.Conflict {
+				t.Errorf("resolved twice: %v", err)
+			}
+		})
+	}
+}
+
+type discard struct{ h http.Header }
+
+func (d *discard) Header() http.Header         { return d.h }
+func (d *discard) Write(p []byte) (int, error) { return len(p), nil }
+func (d *discard) WriteHeader(int)             {}
+
+// A run goes on where a stopped server left it.
+func TestARunIsResumedAfterARestart(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("step", ""))
+	reached, release := make(chan struct{}, 4), make(chan struct{})
+	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		if strings.Contains(string(in.Arguments), "two") {
+			reached <- struct{}{}
+			<-release
+		}
+		return fake.Text("did " + string(in.Arguments)), nil
+	})
+	config := upConfig(f) + scripted(`[{calls: [{tool: mcp__up__step, input: {x: one}}]}, {calls: [{tool: mcp__up__step, input: {x: two}}]}, {say: "all done: {{last}}"}]`)
+	dir := t.TempDir()
+	s := start(t, dir, config)
+	var row command.RunRow
+	if err := s.do("runs.start", command.RunsStartInput{Prompt: "go", Agent: "general"}, &row); err != nil {
+		t.Fatal(err)
+	}
+	<-reached
+	go func() { time.Sleep(100 * time.Millisecond); close(release) }()
+	s.stop() // gracefully: the call under way may end
+	again := start(t, dir, config)
+	show, evs := again.follow(row.ID)
+	if show.Run.State != "succeeded" || len(f.Calls()) != 2 || !strings.Contains(kinds(evs), "run_resumed") || !strings.Contains(show.Run.Answer, "two") {
+		t.Fatalf("%+v, %d calls, %s\n%s", show.Run, len(f.Calls()), kinds(evs), again.log)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("slow", ""))
+	reached := make(chan struct{}, 1)
+	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		reached <- struct{}{}
+		<-in.HTTP.Context().Done()
+		return fake.Text("late"), nil
+	})
+	s := start(t, "", upConfig(f)+scripted(`[{calls: [{tool: mcp__up__slow}]}, {say: x}]`))
+	var row command.RunRow
+	if err := s.do("runs.start", command.RunsStartInput{Prompt: "go"}, &row); err != nil {
+		t.Fatal(err)
+	}
+	<-reached
+	if err := s.do("runs.cancel", command.RunInput{Run: row.ID}, &command.RunRow{}); err != nil {
+		t.Fatal(err)
+	}
+	show, _ := s.follow(row.ID)
+	if show.Run.State != "cancelled" || show.Calls[0].State != "unknown" {
+		t.Fatalf("%+v %+v", show.Run, show.Calls)
+	}
+	if err := s.do("runs.cancel", command.RunInput{Run: row.ID}, &command.RunRow{}); plane.KindOf(err) != plane.Conflict {
+		t.Errorf("cancelled twice: %v", err)
+	}
+}
+
+func TestModelFailures(t *testing.T) {
+	t.Setenv("FAKE_KEY", "k")
+	for _, c := range []struct {
+		name  string
+		turns []fake.Turn
+		state string
+		want  string
+	}{
+		{"a wrong key", []fake.Turn{{Status: 401}}, "failed", "rejected the API key"},
+		{"overload that passes", []fake.Turn{{Status: 529}, {Text: "fine"}}, "succeeded", "fine"},
+		{"a cut stream that passes", []fake.Turn{{Text: "half of it", Cut: true}, {Text: "fine"}}, "succeeded", "fine"},
+		{"a refusal", []fake.Turn{{Status: 400}}, "failed", "refused the request"},
+		{"a tool that is not there", []fake.Turn{{Calls: []fake.ToolCall{{ID: "u", Name: "rm_rf", Input: `{}`}}}, {Text: "sorry"}}, "succeeded", "sorry"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := fake.NewLLM(t, c.turns...)
+			s := start(t, "", llmConfig(l, "anthropic"))
+			show, _ := s.ask("hi", "general")
+			if show.Run.State != c.state || !strings.Contains(show.Run.Answer+show.Run.Reason, c.want) {
+				t.Errorf("%+v", show.Run)
+			}
+		})
+	}
+}
+
+func TestResultReadGoesOn(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("big", ""))
+	f.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		return fake.Text(strings.Repeat("a", 40_000) + "THE END"), nil
+	})
+	t.Setenv("FAKE_KEY", "k")
+	l := fake.NewLLM(t, fake.Turn{Calls: []fake.ToolCall{{ID: "u1", Name: "mcp__up__big", Input: `{}`}}}, fake.Turn{Text: "x"})
+	s := start(t, "", upConfig(f)+llmConfig(l, "anthropic"))
+	s.ask("go", "general")
+	req := string(l.Requests()[1])
+	if !strings.Contains(req, `Read on with result_read, result \"res_`) || strings.Contains(req, "THE END") || !strings.Contains(req, "30000 of 40007 characters are shown") {
+		t.Fatalf("not cut as it should be: …%s", req[max(0, len(req)-400):])
+	}
+}
+
+// The listener on TCP knows nobody, and answers only to its own name.
+func TestTheTCPListenerIsClosed(t *testing.T) {
+	s := start(t, "", "")
+	get := func(method, path string, header map[string]string) int {
+		req, _ := http.NewRequest(method, "http://"+s.a.Addr()+path, strings.NewReader("{}"))
+		for k, v := range header {
+			if k == "Host" {
+				req.Host = v
+			} else {
+				req.Header.Set(k, v)
+			}
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	for _, c := range []struct {
+		method, path string
+		header       map[string]string
+		want         int
+	}{
+		{"GET", "/healthz", nil, 200},
+		{"POST", "/api/commands/status", nil, 401},
+		{"GET", "/api/runs/run_00000000000000000000000000/events", nil, 401},
+		{"GET", "/healthz", map[string]string{"Host": "evil.example"}, 403},
+		{"GET", "/healthz", map[string]string{"Host": "evil.example:" + s.a.Addr()[strings.LastIndex(s.a.Addr(), ":")+1:]}, 403},
+		{"GET", "/healthz", map[string]string{"Origin": "https://evil.example"}, 403},
+		{"GET", "/healthz", map[string]string{"Origin": "http://" + s.a.Addr()}, 200},
+		{"GET", "/healthz", map[string]string{"Sec-Fetch-Site": "cross-site"}, 403},
+	} {
+		if got := get(c.method, c.path, c.header); got != c.want {
+			t.Errorf("%s %s %v: %d, want %d", c.method, c.path, c.header, got, c.want)
+		}
+	}
+	info, err := os.Stat(filepath.Join(s.dir, "d", app.SocketName))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket's mode: %v %v", info.Mode(), err)
+	}
+	if info, err := os.Stat(filepath.Join(s.dir, "d")); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the data directory's mode: %v %v", info.Mode(), err)
+	}
+}
+
+// The commands at /mcp are the commands of every surface.
+func TestCommandsOverMCP(t *testing.T) {
+	s := start(t, "", "")
+	c, err := mcp.NewClient(mcp.Options{Endpoint: "http://x/mcp", Transport: netguard.InfraSocket(filepath.Join(s.dir, "d", app.SocketName)), Info: mcp.Implementation{Name: "t", Version: "1"},
+		Bounds: mcp.Bounds{Header: 5 * time.Second, Idle: 5 * time.Second, Total: 10 * time.Second, Body: 1 << 20, Tools: 100, Pages: 4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l, err := c.ListTools(t.Context())
+	if err != nil || len(l.Tools) != 12 {
+		t.Fatalf("%d tools, %v", len(l.Tools), err)
+	}
+	for args, want := range map[string]string{`{"limit":5}`: `"runs":[]`, `{"limit":-1}`: "invalid_input", `{"nope":1}`: "invalid_input"} {
+		r, err := c.CallTool(t.Context(), mcp.Call{Name: "runs.list", Arguments: json.RawMessage(args)})
+		if err != nil || !strings.Contains(string(r.Result), want) || r.IsError != strings.Contains(want, "invalid") {
+			t.Errorf("%s: %s %v", args, r.Result, err)
+		}
+	}
+}
+
+// A marked secret is driven through a run whose server throws it back, and
+// stands nowhere afterwards.
+func TestNoSecretIsLeftAnywhere(t *testing.T) {
+	const secret = "mk-9fQ2xV7bT4nR8wZ1"
+	t.Setenv("UP_TOKEN", secret)
+	t.Setenv("FAKE_KEY", "mk-model-3dK8sLq0PzX5")
+	f := fake.NewMCP(t, fake.Tool("echo", `"title":"Bearer `+secret+`"`))
+	f.RequireToken(secret)
+	f.Half.Instructions = "token " + secret
+	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		if strings.Contains(string(in.Arguments), "fail") {
+			return nil, &mcp.RPCError{Code: -32602, Message: "bad " + in.HTTP.Header.Get("Authorization")}
+		}
+		return fake.Text("you sent " + in.HTTP.Header.Get("Authorization")), nil
+	})
+	l := fake.NewLLM(t, fake.Turn{Calls: []fake.ToolCall{{ID: "u1", Name: "mcp__up__echo", Input: `{}`}, {ID: "u2", Name: "mcp__up__echo", Input: `{"x":"fail"}`}}}, fake.Turn{Text: "done"})
+	config := fmt.Sprintf("org: {connections: {up: {url: %q, auth: bearer, token_env: UP_TOKEN}}}\n", f.Endpoint()) + allow("up", f.URL) + llmConfig(l, "anthropic")
+	s := start(t, "", config)
+	show, evs := s.ask("go", "general")
+	var shown command.MCPShow
+	if err := s.do("mcp.show", command.NameInput{Name: "up"}, &shown); err != nil {
+		t.Fatal(err)
+	}
+	if show.Run.State != "succeeded" || len(f.Calls()) != 2 || f.Calls()[0].Header.Get("Authorization") != "Bearer "+secret {
+		t.Fatalf("the run did not do its part: %+v", show)
+	}
+	s.stop()
+	places := map[string]string{"log": s.log.String(), "show": fmt.Sprintf("%+v", show), "mcp show": fmt.Sprintf("%+v", shown), "model": fmt.Sprintf("%s", l.Requests())}
+	for _, ev := range evs {
+		places["events"] += string(ev.Data)
+	}
+	files, _ := filepath.Glob(filepath.Join(s.dir, "d", "*"))
+	for _, p := range files {
+		b, err := os.ReadFile(p)
+		if err == nil {
+			places[p] = string(b)
+		}
+	}
+	if len(files) < 3 {
+		t.Fatalf("files: %v", files)
+	}
+	for where, text := range places {
+		for _, mark := range []string{secret, "mk-model-3dK8sLq0PzX5", "9fQ2xV7bT4nR8wZ1"} {
+			if strings.Contains(text, mark) {
+				i := strings.Index(text, mark)
+				t.Errorf("%s holds %s: …%q…", where, mark, text[max(0, i-60):min(len(text), i+60)])
+			}
+		}
+	}
+	// Transcripts are sealed too.
+	for _, p := range files {
+		if strings.Contains(places[p], "you sent") {
+			t.Errorf("%s holds a result in plaintext", p)
+		}
+	}
+}
