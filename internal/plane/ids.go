@@ -2,7 +2,9 @@ package plane
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -45,14 +47,34 @@ func NewAuditID(now time.Time) string { return newID(prefixAudit, now) }
 
 const crockford = "0123456789abcdefghjkmnpqrstvwxyz"
 
-// newID writes prefix and a ULID: 48 bits of milliseconds, 80 bits of chance.
+// sequence keeps ids of one millisecond in the order they were made: a list
+// sorted by id is a list sorted by time.
+var sequence struct {
+	mu   sync.Mutex
+	ms   uint64
+	hi   uint16 // of the 80 bits of chance
+	lo   uint64
+	used bool
+}
+
+// newID writes prefix and a ULID: 48 bits of milliseconds, 80 bits of chance,
+// counted up within a millisecond.
 func newID(prefix string, now time.Time) string {
 	var raw [16]byte
 	ms := uint64(now.UnixMilli())
-	for i := range 6 {
-		raw[i] = byte(ms >> (40 - 8*i))
+	sequence.mu.Lock()
+	if !sequence.used || ms != sequence.ms {
+		var chance [10]byte
+		rand.Read(chance[:]) // never fails: the runtime stops the program instead
+		sequence.ms, sequence.used = ms, true
+		sequence.hi = binary.BigEndian.Uint16(chance[:2]) &^ (1 << 15) // room to count
+		sequence.lo = binary.BigEndian.Uint64(chance[2:])
+	} else if sequence.lo++; sequence.lo == 0 {
+		sequence.hi++
 	}
-	rand.Read(raw[6:]) // never fails: the runtime stops the program instead
+	binary.BigEndian.PutUint64(raw[:8], ms<<16|uint64(sequence.hi))
+	binary.BigEndian.PutUint64(raw[8:], sequence.lo)
+	sequence.mu.Unlock()
 	out := make([]byte, len(prefix)+26)
 	copy(out, prefix)
 	encodeULID(out[len(prefix):], raw)

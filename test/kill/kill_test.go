@@ -140,7 +140,7 @@ func exercise(t *testing.T, database string, env []string) {
 		if err := ask.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(rand.N(90 * time.Millisecond))
+		time.Sleep(rand.N(150 * time.Millisecond))
 		cmd.Process.Kill()
 		cmd.Wait()
 		ask.Process.Kill()
