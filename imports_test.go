@@ -100,11 +100,11 @@ func load(t *testing.T) (map[string]*pkg, *token.FileSet) {
 			out[dir] = p
 		}
 		p.files[path] = f
-		if strings.HasSuffix(path, "_test.go") {
-			return nil
-		}
 		if f.Doc != nil {
 			p.doc += f.Doc.Text()
+		}
+		if strings.HasSuffix(path, "_test.go") {
+			return nil
 		}
 		for _, im := range f.Imports {
 			if rest, ok := strings.CutPrefix(strings.Trim(im.Path.Value, `"`), module); ok {

@@ -51,20 +51,30 @@ type mcpCallCmd struct {
 	Name      string   `arg:"" help:"Name of the server." predictor:"server"`
 	Tool      string   `arg:"" help:"The tool's own name, or its alias." predictor:"tool"`
 	Arguments string   `arg:"" optional:"" help:"Arguments as a JSON object; - reads it from standard input."`
-	Arg       []string `short:"a" placeholder:"KEY=VALUE" sep:"none" help:"One argument; a value that is JSON is taken as JSON. May be repeated."`
+	Arg       []string `short:"a" placeholder:"KEY=VALUE" sep:"none" help:"One argument, typed by the tool's schema. May be repeated."`
 	Agent     string   `help:"The agent to call as." default:"general" predictor:"agent"`
 }
 
 const maxArguments = 2 << 20
 
 func (c *mcpCallCmd) Run(e *env) error {
-	args, err := c.arguments(e.in)
-	if err != nil {
+	in := command.MCPCallInput{Name: c.Name, Tool: c.Tool, Agent: c.Agent}
+	var err error
+	if in.Arguments, err = c.arguments(e.in); err != nil {
 		return err
 	}
+	for _, kv := range c.Arg {
+		k, v, ok := strings.Cut(kv, "=")
+		if !ok || k == "" {
+			return plane.Errorf(plane.InvalidInput, "%q is not KEY=VALUE.", kv).At("arg")
+		}
+		if in.Pairs == nil {
+			in.Pairs = map[string]string{}
+		}
+		in.Pairs[k] = v
+	}
 	var out command.MCPCall
-	err = e.client.Command(e.ctx, "mcp.call", command.MCPCallInput{Name: c.Name, Tool: c.Tool, Arguments: args, Agent: c.Agent}, &out)
-	if err != nil {
+	if err := e.client.Command(e.ctx, "mcp.call", in, &out); err != nil {
 		return err
 	}
 	if err := e.write(&out); err != nil {
@@ -76,7 +86,7 @@ func (c *mcpCallCmd) Run(e *env) error {
 	return nil
 }
 
-// arguments joins what was given as one object.
+// arguments reads the object that was given.
 func (c *mcpCallCmd) arguments(stdin io.Reader) (json.RawMessage, error) {
 	text := c.Arguments
 	if text == "-" {
@@ -87,30 +97,12 @@ func (c *mcpCallCmd) arguments(stdin io.Reader) (json.RawMessage, error) {
 		text = string(b)
 	}
 	if text == "" {
-		text = "{}"
+		return nil, nil
 	}
 	var obj map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &obj); err != nil || obj == nil {
 		return nil, plane.Errorf(plane.InvalidInput, "The arguments are not a JSON object.").At("arguments").
 			Then(`patchbay mcp call ` + c.Name + ` ` + c.Tool + ` '{"key": "value"}'`)
 	}
-	if len(c.Arg) == 0 {
-		return json.RawMessage(text), nil // as it was written, numbers and all
-	}
-	for _, kv := range c.Arg {
-		k, v, ok := strings.Cut(kv, "=")
-		if !ok || k == "" {
-			return nil, plane.Errorf(plane.InvalidInput, "%q is not KEY=VALUE.", kv).At("arg")
-		}
-		raw := json.RawMessage(v)
-		if !json.Valid(raw) {
-			quoted, err := json.Marshal(v)
-			if err != nil {
-				return nil, err
-			}
-			raw = quoted
-		}
-		obj[k] = raw
-	}
-	return json.Marshal(obj)
+	return json.RawMessage(text), nil // as it was written, numbers and all
 }

@@ -124,7 +124,7 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 		out.Text = plane.Public(err).Message
 	case err != nil:
 		out.IsError, out.Fault = true, faultOf(end, err)
-		out.Text = failureText(tool.Server, end, err)
+		out.Text = s.failureText(tool.Server, end, err)
 	default:
 		s.fill(out, tool, res, end)
 	}
@@ -196,11 +196,14 @@ func (s *Session) refuse(ctx context.Context, in In, call *plane.Call, text, fau
 
 // failureText is what a model is told of a call that was sent and not answered
 // with a result. The server's own words stand between marks.
-func failureText(server string, end plane.Ending, err error) string {
+func (s *Session) failureText(server string, end plane.Ending, err error) string {
 	text := end.Detail
 	var e *mcp.Error
 	if errors.As(err, &e) && e.RPC != nil && e.RPC.Message != "" && end.RPC {
 		words, _ := clipRunes(Visible(e.RPC.Message), 1000)
+		if s.o.Results == plane.Raw {
+			return fmt.Sprintf("%s Code %d: %s", text, end.RPCCode, words)
+		}
 		return fmt.Sprintf("%s Code %d.\n%s", text, end.RPCCode, Mark(server, words, ""))
 	}
 	return text

@@ -186,3 +186,7 @@ func Mark(source, text, notice string) string {
 // ResultText is everything a result says as text, with invisible characters
 // made visible, for people.
 func ResultText(raw json.RawMessage) string { return render(raw).whole() }
+
+// Fit is what a model would see of a result at most n characters long, and the
+// notice of what was left out.
+func Fit(raw json.RawMessage, n int) (text, notice string) { return render(raw).fit(n) }

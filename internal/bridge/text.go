@@ -9,7 +9,8 @@ import (
 
 // Visible makes characters that a reader cannot see, or that move a terminal,
 // stand as <U+XXXX>: controls but tab and line feed, bidi and zero-width
-// characters, the tag block, and stray variation selectors. CR LF becomes LF.
+// characters, the tag block, and stray variation selectors. CR LF becomes LF,
+// and bytes that are no UTF-8 become U+FFFD.
 func Visible(s string) string {
 	clean := true
 	for i := 0; i < len(s) && clean; i++ {
@@ -19,11 +20,12 @@ func Visible(s string) string {
 	if clean {
 		return s
 	}
+	s = strings.ToValidUTF8(s, "\uFFFD")
 	var b strings.Builder
 	b.Grow(len(s) + 16)
 	prev := rune(-1)
 	for i, r := range s {
-		next, _ := utf8.DecodeRuneInString(s[i+utf8.RuneLen(max(r, 0)):])
+		next, _ := utf8.DecodeRuneInString(s[i+utf8.RuneLen(r):])
 		switch {
 		case r == '\r' && next == '\n':
 		case hidden(r, prev, next):

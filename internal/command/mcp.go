@@ -149,7 +149,9 @@ type MCPCallInput struct {
 	Name      string          `arg:"" json:"name" help:"Name of the server."`
 	Tool      string          `arg:"" json:"tool" help:"The server's own name of the tool, or the alias."`
 	Arguments json.RawMessage `kong:"-" json:"arguments,omitempty"`
-	Agent     string          `json:"agent,omitempty" help:"The agent to call as." default:"general"`
+	// Pairs are arguments as text; the tool's schema says which are strings.
+	Pairs map[string]string `kong:"-" json:"pairs,omitempty"`
+	Agent string            `json:"agent,omitempty" help:"The agent to call as." default:"general"`
 }
 
 // MCPCall is what a tool answered.
@@ -336,11 +338,15 @@ func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput
 		return nil, err
 	}
 	defer s.Close()
-	alias, err := findTool(s, in)
+	tool, err := findTool(s, in)
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.Call(ctx, bridge.In{Alias: alias, Arguments: in.Arguments})
+	args, err := withPairs(in.Arguments, in.Pairs, tool.Definition.InputSchema)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.Call(ctx, bridge.In{Alias: tool.Alias, Arguments: args})
 	if err != nil {
 		return nil, err
 	}
@@ -351,14 +357,48 @@ func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput
 	return res, nil
 }
 
-func findTool(s *bridge.Session, in *MCPCallInput) (string, error) {
+// withPairs adds text arguments to an object: as a string where the schema says
+// so, else as the JSON it is, else as a string.
+func withPairs(args json.RawMessage, pairs map[string]string, schema json.RawMessage) (json.RawMessage, error) {
+	if len(pairs) == 0 {
+		return args, nil // as it was written, numbers and all
+	}
+	obj := map[string]json.RawMessage{}
+	if len(args) > 0 {
+		if err := json.Unmarshal(args, &obj); err != nil {
+			return nil, plane.Errorf(plane.InvalidInput, "The arguments are not a JSON object.").At("arguments")
+		}
+	}
+	var s struct {
+		Properties map[string]struct {
+			Type json.RawMessage `json:"type"`
+		} `json:"properties"`
+	}
+	if json.Unmarshal(schema, &s) != nil {
+		s.Properties = nil // a schema of another form says nothing here
+	}
+	for k, v := range pairs {
+		raw := json.RawMessage(v)
+		if string(s.Properties[k].Type) == `"string"` || !json.Valid(raw) {
+			quoted, err := json.Marshal(v)
+			if err != nil {
+				return nil, err
+			}
+			raw = quoted
+		}
+		obj[k] = raw
+	}
+	return json.Marshal(obj)
+}
+
+func findTool(s *bridge.Session, in *MCPCallInput) (*bridge.Tool, error) {
 	var names []string
 	for _, t := range s.Tools() {
 		if t.Server != in.Name {
 			continue
 		}
 		if t.Definition.Name == in.Tool || t.Alias == in.Tool {
-			return t.Alias, nil
+			return t, nil
 		}
 		names = append(names, t.Definition.Name)
 	}
@@ -367,13 +407,13 @@ func findTool(s *bridge.Session, in *MCPCallInput) (string, error) {
 			continue
 		}
 		if srv.Why != "" {
-			return "", plane.Errorf(plane.Unavailable, "%s is not available to %s: %s.", in.Name, in.Agent, strings.TrimSuffix(srv.Why, "."))
+			return nil, plane.Errorf(plane.Unavailable, "%s is not available to %s: %s.", in.Name, in.Agent, strings.TrimSuffix(srv.Why, "."))
 		}
 		e := plane.Errorf(plane.NotFound, "%s offers no tool %q to %s.", in.Name, in.Tool, in.Agent).At("tool").Then("patchbay mcp tools " + in.Name)
 		if n := plane.Nearest(in.Tool, names); n != "" {
 			e.Next = "Did you mean " + n + "?"
 		}
-		return "", e
+		return nil, e
 	}
-	return "", plane.Errorf(plane.NotFound, "%s has no server %q.", in.Agent, in.Name).At("name").Then("patchbay mcp list")
+	return nil, plane.Errorf(plane.NotFound, "%s has no server %q.", in.Agent, in.Name).At("name").Then("patchbay mcp list")
 }

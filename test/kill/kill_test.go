@@ -3,7 +3,7 @@
 package kill
 
 import (
-	"bytes"
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -134,13 +134,20 @@ func exercise(t *testing.T, database string, env []string) {
 		write(round)
 		cmd := r.serve()
 		var started struct{ ID string }
-		ask := exec.Command(r.bin, "--data", r.data, "ask", "pay")
-		var out bytes.Buffer
-		ask.Stderr = &out
+		ask := exec.Command(r.bin, "--data", r.data, "--json", "ask", "pay")
+		events, err := ask.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := ask.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(rand.N(150 * time.Millisecond))
+		if rand.N(10) > 0 { // else it may die before the run begins
+			if _, err := bufio.NewReader(events).ReadBytes('\n'); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(rand.N(80 * time.Millisecond))
 		cmd.Process.Kill()
 		cmd.Wait()
 		ask.Process.Kill()

@@ -1,0 +1,64 @@
+# Few targets; `make run` and `make test` are the two that a newcomer needs.
+
+export CGO_ENABLED ?= 0
+BIN := bin/patchbay
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+.PHONY: run build test lint ci-long race fuzz kill conformance bench deps clean
+
+# Builds, and starts everything with a demo server. Needs Go, make and git.
+run: build
+	$(BIN) serve --demo
+
+build:
+	go build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN) ./cmd/patchbay
+
+# All tests but the long ones. Installs what they need first.
+test: deps lint
+	go test -timeout 280s ./...
+
+lint:
+	@test -z "$$(gofmt -l cmd internal test bench *.go | tee /dev/stderr)"
+	go vet ./...
+	go tool staticcheck ./...
+
+# What takes minutes: the race detector, fuzzing, kills, the official suites.
+ci-long: race fuzz kill conformance
+
+RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/connect ./internal/catalog ./internal/model
+race:
+	CGO_ENABLED=1 go test -race -timeout 280s $(RACED)
+
+FUZZTIME ?= 30s
+fuzz: deps
+	go test -run '^$$' -fuzz '^FuzzSSE$$' -fuzztime $(FUZZTIME) ./internal/mcp
+	go test -run '^$$' -fuzz '^FuzzMessage$$' -fuzztime $(FUZZTIME) ./internal/mcp
+	go test -run '^$$' -fuzz '^FuzzAgainstNode$$' -fuzztime $(FUZZTIME) ./internal/mcp
+	go test -run '^$$' -fuzz '^FuzzAlias$$' -fuzztime $(FUZZTIME) ./internal/bridge
+	go test -run '^$$' -fuzz '^FuzzClip$$' -fuzztime $(FUZZTIME) ./internal/bridge
+	go test -run '^$$' -fuzz '^FuzzVisible$$' -fuzztime $(FUZZTIME) ./internal/bridge
+	go test -run '^$$' -fuzz '^FuzzCheckURL$$' -fuzztime $(FUZZTIME) ./internal/netguard
+
+KILLS ?= 20
+kill: deps
+	KILLS=$(KILLS) go test -count=1 -timeout 40m -v ./test/kill
+
+conformance: deps
+	go build -o bin/conformance-client ./test/conformance/client
+	go run ./test/conformance/run bin/conformance-client
+
+bench: build deps
+	go build -o bench/out/ ./bench/...
+	bench/out/bench
+
+# PostgreSQL and the npm peers, where they are missing.
+deps: test/peers/node_modules/.installed
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q postgresql; }
+
+test/peers/node_modules/.installed: test/peers/package-lock.json
+	cd test/peers && npm ci --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+clean:
+	rm -rf bin bench/out
