@@ -128,7 +128,6 @@ func (w *watcher) end(id string) error {
 type progress struct {
 	w     io.Writer
 	on    bool
-	shown bool
 	timer *time.Timer
 	lines chan string
 }

@@ -64,7 +64,7 @@ func NewPolicy(rules []Rule, dialTimeout time.Duration) (*Policy, error) {
 	for i, r := range rules {
 		c, err := compile(r)
 		if err != nil {
-			return nil, plane.Errorf(plane.InvalidInput, "egress.allow[%d]: %s", i, err.Error()).At("egress.allow")
+			return nil, plane.Errorf(plane.InvalidInput, "egress.allow[%d]: %s.", i, err.Error()).At("egress.allow")
 		}
 		p.rules = append(p.rules, c)
 	}
@@ -74,7 +74,7 @@ func NewPolicy(rules []Rule, dialTimeout time.Duration) (*Policy, error) {
 func compile(r Rule) (rule, error) {
 	c := rule{names: r.For, text: r.To}
 	if len(r.For) == 0 {
-		return c, errors.New("name the connections it is for, as in for: [erp].")
+		return c, errors.New("name the connections it is for, as in for: [erp]")
 	}
 	to := r.To
 	if rest, ok := strings.CutPrefix(to, "http://"); ok {
@@ -88,7 +88,7 @@ func compile(r Rule) (rule, error) {
 	}
 	host, port, err := net.SplitHostPort(to)
 	if err != nil || host == "" || port == "" {
-		return c, fmt.Errorf("%q is neither host:port nor a CIDR.", r.To)
+		return c, fmt.Errorf("%q is neither host:port nor a CIDR", r.To)
 	}
 	c.host, c.port = canonicalHost(host), port
 	return c, nil
