@@ -20,8 +20,8 @@ test: deps lint
 
 lint:
 	@test -z "$$(gofmt -l cmd internal test bench *.go | tee /dev/stderr)"
-	go vet ./...
-	go tool staticcheck ./...
+	go vet -tags long ./...
+	go tool staticcheck -tags long ./...
 
 # What takes minutes: the race detector, fuzzing, kills, the official suites.
 ci-long: race fuzz kill conformance
@@ -42,7 +42,7 @@ fuzz: deps
 
 KILLS ?= 20
 kill: deps
-	KILLS=$(KILLS) go test -count=1 -timeout 40m -v ./test/kill
+	KILLS=$(KILLS) go test -tags long -count=1 -timeout 40m -v ./test/kill
 
 conformance: deps
 	go build -o bin/conformance-client ./test/conformance/client

@@ -264,7 +264,9 @@ func TestInvariantsNameTests(t *testing.T) {
 	}
 	named := 0
 	for line := range strings.SplitSeq(string(b), "\n") {
-		for word := range strings.FieldsFuncSeq(line, func(r rune) bool { return !(r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z') }) {
+		for word := range strings.FieldsFuncSeq(line, func(r rune) bool {
+			return !(r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z')
+		}) {
 			if strings.HasPrefix(word, "Test") || strings.HasPrefix(word, "Fuzz") {
 				named++
 				if !have[word] {

@@ -1,5 +1,5 @@
-// Package kill ends the server with SIGKILL at random points of runs that have
-// effects, and counts at the far end what was executed.
+//go:build long
+
 package kill
 
 import (
