@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -38,6 +39,7 @@ type Out struct {
 	Call    *plane.Call // nil when the name was not offered
 	Text    string      // for a model; marked when it holds a server's words
 	Whole   string      // everything, when Text was cut
+	Shown   int         // characters of Whole that Text shows
 	IsError bool
 	Raw     json.RawMessage // the server's own bytes, for raw sessions
 	Bytes   int
@@ -146,7 +148,7 @@ func (s *Session) fill(out *Out, tool *Tool, res upstream.Result, end plane.Endi
 	r := render(res.Raw)
 	text, notice := r.fit(s.b.Limits.ResultChars)
 	if notice != "" {
-		out.Whole = r.whole()
+		out.Whole, out.Shown = r.whole(), utf8.RuneCountInString(text)
 	}
 	if r.flagged != "" {
 		notice = joinNonEmpty("["+r.flagged+"]", notice)

@@ -186,6 +186,7 @@ type LLM struct {
 	*httptest.Server
 	mu       sync.Mutex
 	turns    []Turn
+	script   func(n int, request string) Turn
 	requests []json.RawMessage
 	headers  []http.Header
 }
@@ -200,6 +201,13 @@ func NewLLM(t testing.TB, turns ...Turn) *LLM {
 	l.Server = httptest.NewServer(mux)
 	t.Cleanup(l.Server.Close)
 	return l
+}
+
+// Script decides each turn by its number, from 0, and the request.
+func (l *LLM) Script(fn func(n int, request string) Turn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.script = fn
 }
 
 // Requests are the bodies that arrived.
@@ -226,8 +234,12 @@ func (l *LLM) serve(w http.ResponseWriter, r *http.Request, stream func(t Turn) 
 		body = compact.Bytes()
 	}
 	l.mu.Lock()
-	n := min(len(l.requests), len(l.turns)-1)
-	turn := l.turns[n]
+	var turn Turn
+	if l.script != nil {
+		turn = l.script(len(l.requests), string(body))
+	} else {
+		turn = l.turns[min(len(l.requests), len(l.turns)-1)]
+	}
 	l.requests = append(l.requests, body)
 	l.headers = append(l.headers, r.Header.Clone())
 	l.mu.Unlock()

@@ -64,6 +64,17 @@ const (
 	EvResolveNotDone Event = "resolve_not_done"
 )
 
+// eventOf is the event that leads to a state a call can end an attempt in.
+func eventOf(to plane.CallState) Event {
+	switch to {
+	case plane.CallSucceeded:
+		return EvSucceed
+	case plane.CallUnknown:
+		return EvLoseTrack
+	}
+	return EvFail
+}
+
 // Next is the machine of a call:
 //
 //	planned ──dispatch──> dispatched ──succeed──> succeeded

@@ -8,6 +8,7 @@ package ledger
 
 import (
 	"context"
+	"time"
 
 	"patchbay/internal/plane"
 )
@@ -34,6 +35,7 @@ type Calls interface {
 type Reader interface {
 	CallByID(ctx context.Context, id plane.CallID) (plane.Call, error)
 	CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, error)
+	StrandedCalls(ctx context.Context, before time.Time) ([]plane.Call, error)
 }
 
 // Ledger writes the life of calls to the store.
@@ -115,7 +117,11 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 	from, attempted := c.State, c.Attempts
 	verdict := Judge(end)
 	inserted := planned(c) || from == plane.CallDispatched && c.Class != plane.Query
-	c.State, c.Reason = Outcome(c.Class, end)
+	to, reason := Outcome(c.Class, end)
+	if _, ok := Next(from, eventOf(to)); !ok && from != "" {
+		return plane.Errorf(plane.Internal, "A call cannot go from %s to %s.", from, to)
+	}
+	c.State, c.Reason = to, reason
 	c.DoneAt = l.clock.Now()
 	row := *c
 	write := func(t plane.Tx) error {
@@ -129,7 +135,9 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 				return err
 			}
 			if from == plane.CallDispatched {
-				if err := l.store.EndAttempt(t, plane.Attempt{Call: row.ID, N: attempted, Outcome: string(verdict), Detail: end.Detail}); err != nil {
+				// Again has closed it already where a second attempt was not reached.
+				a := plane.Attempt{Call: row.ID, N: attempted, Outcome: string(verdict), Detail: end.Detail}
+				if err := ignoreConflict(l.store.EndAttempt(t, a)); err != nil {
 					return err
 				}
 			}
@@ -143,6 +151,30 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 		return l.store.WriteBehind(write)
 	}
 	return l.store.Write(ctx, write)
+}
+
+// RecoverSessions makes unknown what sessions that are not runs left dispatched
+// before a time at which none of them can be under way any more.
+func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
+	stranded, err := l.store.StrandedCalls(ctx, before)
+	if err != nil {
+		return err
+	}
+	for i := range stranded {
+		c := &stranded[i]
+		err := l.store.Write(ctx, func(t plane.Tx) error {
+			row := *c
+			row.State, row.Reason, row.DoneAt = plane.CallUnknown, stoppedDetail, t.Now()
+			if err := l.store.MoveCall(t, &row, plane.CallDispatched); err != nil {
+				return ignoreConflict(err) // it ended after all
+			}
+			return ignoreConflict(l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, Outcome: string(Uncertain), Detail: stoppedDetail}))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Recover finds what a former holder of the run left in mid-air. An effect that

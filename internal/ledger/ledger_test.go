@@ -181,6 +181,55 @@ func TestASecondAttemptNeedsProof(t *testing.T) {
 	}
 }
 
+// A server restart: the session is lost, and the new one cannot be opened. The
+// attempt is closed by then, and the call must end all the same.
+func TestACallEndsWhenItsSecondAttemptNeverBegins(t *testing.T) {
+	r := newRig(t)
+	for _, run := range []bool{true, false} {
+		c := r.call(plane.Effect, run)
+		if run {
+			if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.l.Begin(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := r.l.Again(t.Context(), c, plane.Ending{Status: 404, SessionLost: true}); !again || err != nil {
+			t.Fatal(again, err)
+		}
+		if err := r.l.Settle(t.Context(), c, plane.Ending{NothingSent: true, Detail: "down"}, func(plane.Tx) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.stored(t, c.ID); got.State != plane.CallFailed || got.Reason != "down" {
+			t.Errorf("own run %v: %+v", run, got)
+		}
+	}
+}
+
+// What a session left in mid-air when its process died can be resolved, and is
+// not sent again.
+func TestSessionsAreRecovered(t *testing.T) {
+	r := newRig(t)
+	c := r.call(plane.Effect, false)
+	if err := r.l.Begin(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.l.RecoverSessions(t.Context(), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)); err != nil || r.stored(t, c.ID).State != plane.CallDispatched {
+		t.Fatalf("one that may be under way was taken: %v", err)
+	}
+	if err := r.l.RecoverSessions(t.Context(), time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)); err != nil || r.stored(t, c.ID).State != plane.CallUnknown {
+		t.Fatalf("%+v %v", r.stored(t, c.ID), err)
+	}
+	who := plane.Principal{ID: "ada"}
+	if _, err := r.l.Resolve(t.Context(), who, c.ID, ledger.SendAgain, "", nil); plane.KindOf(err) != plane.Conflict {
+		t.Errorf("a session's call sent again: %v", err)
+	}
+	if _, err := r.l.Resolve(t.Context(), who, c.ID, ledger.Done, "", nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRecoverAndResolve(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()

@@ -38,6 +38,10 @@ func (l *Ledger) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 	if !ok {
 		return nil, plane.Errorf(plane.Conflict, "Only an unknown call can be resolved; this one is %s.", c.State)
 	}
+	if as == SendAgain && !plane.IsRunID(string(c.Run)) {
+		return nil, plane.Errorf(plane.Conflict, "Nobody waits for this call any more, and its arguments were not kept: it cannot be sent again.").
+			Then("Resolve it as done or not-done, and make the call anew.")
+	}
 	var again *plane.Call
 	err = l.store.Write(ctx, func(t plane.Tx) error {
 		row := c

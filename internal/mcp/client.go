@@ -63,6 +63,9 @@ type Client struct {
 	Instructions string
 	listChanged  bool
 
+	listening  chan struct{}
+	listenOnce sync.Once
+
 	stop    context.CancelFunc // ends the listener and everything in the background
 	life    context.Context
 	workers sync.WaitGroup
@@ -81,7 +84,7 @@ func NewClient(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault(plane.FaultProtocol, "No cookie jar.", err)
 	}
-	c := &Client{o: o, url: u, era: o.Era, jar: jar}
+	c := &Client{o: o, url: u, era: o.Era, jar: jar, listening: make(chan struct{})}
 	c.life, c.stop = context.WithCancel(context.Background())
 	info, err := json.Marshal(o.Info)
 	if err != nil {
@@ -260,6 +263,9 @@ func (c *Client) Listen() {
 	}
 	c.workers.Go(func() { c.listen(c.life) })
 }
+
+// Listening is closed once the first stream of Listen is open, or refused.
+func (c *Client) Listening() <-chan struct{} { return c.listening }
 
 // Close ends the session: the listener stops and the server is told, for at
 // most the header bound.

@@ -189,7 +189,7 @@ func (c *Client) listen(ctx context.Context) {
 	var lastID string
 	for ctx.Err() == nil {
 		began := time.Now()
-		useful, again := c.listenOnce(ctx, &lastID)
+		useful, again := c.holdStream(ctx, &lastID)
 		if !again {
 			return
 		}
@@ -205,13 +205,14 @@ func (c *Client) listen(ctx context.Context) {
 	}
 }
 
-// listenOnce holds one stream. again is false where the server offers none.
-func (c *Client) listenOnce(ctx context.Context, lastID *string) (useful, again bool) {
+// holdStream holds one stream. again is false where the server offers none.
+func (c *Client) holdStream(ctx context.Context, lastID *string) (useful, again bool) {
 	lctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	header := time.AfterFunc(c.o.Bounds.Header, cancel)
 	defer header.Stop()
 	resp, err := c.openListener(lctx, *lastID)
+	c.listenOnce.Do(func() { close(c.listening) })
 	if err != nil {
 		return false, ctx.Err() == nil
 	}

@@ -29,6 +29,7 @@ type Sessions interface {
 // Calls is what a run needs of the ledger beside the bridge.
 type Calls interface {
 	Recover(ctx context.Context, run plane.RunID) ([]plane.Call, error)
+	RecoverSessions(ctx context.Context, before time.Time) error
 	Resolve(ctx context.Context, who plane.Principal, id plane.CallID, as ledger.Resolution, note string,
 		also func(t plane.Tx, old plane.Call, again *plane.Call) error) (*plane.Call, error)
 }
@@ -91,6 +92,9 @@ func (e *Engine) Start(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := e.recoverSessions(ctx, e.o.Sole); err != nil {
+		return err
+	}
 	e.workers.Go(e.dispatch)
 	e.nudge()
 	return nil
@@ -99,6 +103,16 @@ func (e *Engine) Start(ctx context.Context) error {
 // grace is how long Close lets calls that are under way come to their end, so
 // that stopping makes no effect unknown that a moment would have settled.
 const grace = 10 * time.Second
+
+// recoverSessions makes unknown what sessions left behind: at the sole user's
+// start everything, else what is older than any request can be.
+func (e *Engine) recoverSessions(ctx context.Context, all bool) error {
+	before := e.o.Clock.Now().Add(time.Microsecond)
+	if !all {
+		before = before.Add(-e.o.Limits.RequestTimeout - e.o.Limits.RunLease)
+	}
+	return e.o.Ledger.RecoverSessions(ctx, before)
+}
 
 // Close stops the runs of this process: nothing new is begun, calls under way
 // get their grace, and the leases are given back for whoever goes on.
@@ -123,16 +137,25 @@ func (e *Engine) nudge() {
 
 // lookEvery is how often due runs are looked for when nothing nudges: for those
 // whose holder on another replica died.
-const lookEvery = 2 * time.Second
+const (
+	lookEvery    = 2 * time.Second
+	recoverEvery = 30 // ticks
+)
 
 func (e *Engine) dispatch() {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
+	n := 0
 	for {
 		select {
 		case <-e.drained.Done():
 			return
 		case <-tick.C:
+			if n++; n%recoverEvery == 0 {
+				if err := e.recoverSessions(e.drained, false); err != nil && e.drained.Err() == nil {
+					e.o.Log.Warn("looking for calls left behind failed", "err", err)
+				}
+			}
 		case <-e.wake:
 		}
 		if err := e.Tick(e.drained); err != nil && e.drained.Err() == nil {

@@ -72,6 +72,7 @@ type Transcript interface {
 type Results interface {
 	SaveResult(t plane.Tx, id plane.ResultID, run plane.RunID, call plane.CallID, isError bool, body, whole []byte) error
 	ResultsOfRun(ctx context.Context, run plane.RunID) ([]StoredResult, error)
+	KeptBytes(ctx context.Context, run plane.RunID) (int, error)
 	WholeResult(ctx context.Context, run plane.RunID, id plane.ResultID) (StoredResult, error)
 	CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, error)
 	AttemptsOfRun(ctx context.Context, run plane.RunID) ([]plane.Attempt, error)

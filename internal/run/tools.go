@@ -299,7 +299,7 @@ func (w *worker) whole(o *plane.ToolOutcome, id plane.ResultID, out *bridge.Out)
 		return nil
 	}
 	w.kept += len(out.Whole)
-	o.Text += fmt.Sprintf("\n[Read on with result_read, result %q, from %d.]", id, w.e.o.Limits.ResultChars)
+	o.Text += fmt.Sprintf("\n[Read on with result_read, result %q, from %d.]", id, out.Shown)
 	return w.e.seal(w.run.ID, "whole/"+string(id), []byte(out.Whole))
 }
 

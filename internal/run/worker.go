@@ -77,6 +77,9 @@ func (w *worker) prepare(ctx context.Context) ([]plane.Call, error) {
 	if w.msgs, err = w.e.transcript(ctx, w.run.ID); err != nil {
 		return nil, err
 	}
+	if w.kept, err = w.e.o.Store.KeptBytes(ctx, w.run.ID); err != nil {
+		return nil, err
+	}
 	calls, err := w.e.o.Ledger.Recover(ctx, w.run.ID)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"time"
 
 	"patchbay/internal/plane"
 )
@@ -110,6 +111,27 @@ func (s *Store) CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, 
 	return out, err
 }
 
+// StrandedCalls are calls of sessions that are not runs, dispatched before a
+// time and never settled.
+func (s *Store) StrandedCalls(ctx context.Context, before time.Time) ([]plane.Call, error) {
+	return s.callsWhere(ctx, `state = 'dispatched' AND fence = 0 AND planned_at < ?`, plane.Micros(before))
+}
+
+// UnknownCalls are the calls that wait for a person's word.
+func (s *Store) UnknownCalls(ctx context.Context) ([]plane.Call, error) {
+	return s.callsWhere(ctx, `state = 'unknown'`)
+}
+
+func (s *Store) callsWhere(ctx context.Context, cond string, args ...any) ([]plane.Call, error) {
+	var out []plane.Call
+	err := s.each(ctx, func(r *sql.Rows) error {
+		c, err := scanCall(r)
+		out = append(out, c)
+		return err
+	}, `SELECT `+callColumns+` FROM calls WHERE `+cond+` ORDER BY planned_at, id LIMIT 1000`, args...)
+	return out, err
+}
+
 // AttemptsOfRun returns the attempts of all calls of a run.
 func (s *Store) AttemptsOfRun(ctx context.Context, run plane.RunID) ([]plane.Attempt, error) {
 	var out []plane.Attempt
@@ -159,6 +181,13 @@ func (s *Store) ResultsOfRun(ctx context.Context, run plane.RunID) ([]StoredResu
 		return err
 	}, `SELECT id, call, is_error, body FROM results WHERE run = ? ORDER BY at`, run)
 	return out, err
+}
+
+// KeptBytes is how much of a run's results is kept whole.
+func (s *Store) KeptBytes(ctx context.Context, run plane.RunID) (int, error) {
+	var n int
+	err := s.each(ctx, func(r *sql.Rows) error { return r.Scan(&n) }, `SELECT COALESCE(SUM(LENGTH(whole)), 0) FROM results WHERE run = ?`, run)
+	return n, err
 }
 
 // WholeResult returns one whole text of a run, still sealed.

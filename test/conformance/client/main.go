@@ -59,7 +59,13 @@ func drive(run scenario, url string) error {
 		return err
 	}
 	defer c.Close()
+	// A server may ask something on its own stream: it has to stand first.
 	c.Listen()
+	select {
+	case <-c.Listening():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	return run(ctx, c, json.RawMessage(os.Getenv("MCP_CONFORMANCE_CONTEXT")))
 }
 

@@ -96,6 +96,7 @@ CREATE TABLE calls (
   note        TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX calls_run ON calls (run);
+CREATE INDEX calls_open ON calls (state) WHERE state IN ('dispatched', 'unknown');
 CREATE TABLE attempts (
   call    TEXT NOT NULL,
   n       BIGINT NOT NULL,
