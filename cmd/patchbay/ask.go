@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,8 +28,9 @@ func (c *askCmd) Run(e *env) error {
 		if err != nil {
 			return plane.Errorf(plane.InvalidInput, "The question cannot be read from standard input.").Because(err)
 		}
-		prompt = strings.TrimSpace(string(b))
+		prompt = string(b)
 	}
+	prompt = strings.TrimSpace(prompt)
 	var row command.RunRow
 	if err := e.client.Command(e.ctx, "runs.start", command.RunsStartInput{Prompt: prompt, Agent: c.Agent}, &row); err != nil {
 		return err
@@ -37,7 +39,11 @@ func (c *askCmd) Run(e *env) error {
 	defer w.progress.clear()
 	if err := e.client.Events(e.ctx, row.ID, w.event); err != nil {
 		w.progress.clear()
-		fmt.Fprintf(e.err, "The run goes on: patchbay runs show %s\n", row.ID)
+		w.newline()
+		fmt.Fprintf(e.err, "No longer watching. The run goes on by itself: patchbay runs show %[1]s, or stop it: patchbay runs cancel %[1]s\n", row.ID)
+		if e.ctx.Err() != nil {
+			return exitCode(exitUsage)
+		}
 		return err
 	}
 	return w.end(row.ID)
@@ -54,7 +60,10 @@ type watcher struct {
 		Reason string `json:"reason"`
 	}
 	waiting []string
+	working []use // tool uses that have no result yet, in order
 }
+
+type use struct{ id, name string }
 
 func (w *watcher) event(ev plane.Event) error {
 	if w.e.json {
@@ -64,11 +73,10 @@ func (w *watcher) event(ev plane.Event) error {
 		}
 		fmt.Fprintf(w.e.out, "%s\n", b)
 	}
-	var d struct{ Text, Name, Call, Server, Reason string }
+	var d struct{ ID, Text, Name, Call, Server, Reason string }
 	json.Unmarshal(ev.Data, &d) // an unknown shape has nothing to show
 	switch ev.Kind {
 	case plane.EventTurnStarted:
-		w.streamed = false
 		w.progress.say("thinking")
 	case plane.EventTextDelta:
 		w.text(d.Text)
@@ -77,9 +85,17 @@ func (w *watcher) event(ev plane.Event) error {
 		if !w.streamed {
 			w.text(d.Text)
 		}
+		w.streamed = false
 		w.newline()
 	case plane.EventToolCall:
-		w.progress.say(d.Name)
+		w.working = append(w.working, use{d.ID, d.Name})
+		w.progress.say(w.working[0].name)
+	case plane.EventToolResult:
+		w.working = slices.DeleteFunc(w.working, func(u use) bool { return u.id == d.ID })
+		w.progress.clear()
+		if len(w.working) > 0 {
+			w.progress.say(w.working[0].name)
+		}
 	case plane.EventRunNote:
 		w.progress.clear()
 		fmt.Fprintf(w.e.err, "%s is not available: %s\n", d.Server, bridge.Visible(d.Reason))

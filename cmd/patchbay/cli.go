@@ -30,7 +30,7 @@ var version = "dev"
 // cli is the grammar; each group stands in a file of its own.
 type cli struct {
 	JSON bool   `name:"json" help:"Write JSON with stable field names."`
-	Data string `name:"data" placeholder:"DIR" help:"Data directory of the server to speak to (default: $PATCHBAY_DATA or ~/.local/share/patchbay)."`
+	Data string `name:"data" placeholder:"DIR" help:"Data directory of the server to speak to (default: $PATCHBAY_DATA, data of ./patchbay.yaml, or ~/.local/share/patchbay)."`
 
 	Serve      serveCmd      `cmd:"" help:"Start the server."`
 	Ask        askCmd        `cmd:"" help:"Ask an agent something and watch it answer."`
@@ -46,14 +46,15 @@ type cli struct {
 
 // env is what a command runs with.
 type env struct {
-	ctx    context.Context
-	in     io.Reader
-	out    io.Writer
-	err    io.Writer
-	json   bool
-	data   string
-	style  command.Style
-	client *client.Client
+	ctx      context.Context
+	in       io.Reader
+	out      io.Writer
+	err      io.Writer
+	json     bool
+	data     string
+	dataFlag bool // data was given on the command line
+	style    command.Style
+	client   *client.Client
 }
 
 // Exit codes.
@@ -111,11 +112,32 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 
 func newEnv(ctx context.Context, c *cli, stdin io.Reader, stdout, stderr io.Writer) *env {
 	e := &env{ctx: ctx, in: stdin, out: stdout, err: stderr, json: c.JSON, data: c.Data, style: styleOf(stdout)}
-	if e.data == "" {
-		e.data = app.DefaultData()
+	e.dataFlag = c.Data != ""
+	if !e.dataFlag {
+		e.data = clientData()
 	}
 	e.client = client.New("http://patchbay", netguard.InfraSocket(filepath.Join(e.data, app.SocketName)))
 	return e
+}
+
+// configPath is the config file to use: the one that was named, else
+// patchbay.yaml of this folder, if there is one.
+func configPath(named string) string {
+	if named == "" {
+		if _, err := os.Stat("patchbay.yaml"); err == nil {
+			return "patchbay.yaml"
+		}
+	}
+	return named
+}
+
+// clientData is where a server of this folder keeps its socket. A config that
+// cannot be read is serve's and doctor's business.
+func clientData() string {
+	if cfg, err := app.LoadConfig(configPath("")); err == nil {
+		return cfg.Data
+	}
+	return app.DefaultData()
 }
 
 // styleOf looks at where the text goes.

@@ -14,6 +14,8 @@ import (
 
 type doctorCmd struct {
 	Config string `name:"config" short:"c" placeholder:"FILE" help:"Config file to look at (default: patchbay.yaml in this folder, if there is one)."`
+
+	listen string
 }
 
 // finding is one thing that was looked at.
@@ -64,12 +66,7 @@ func found(what string, err error, fine string) finding {
 
 // local looks at config, data directory and port.
 func (c *doctorCmd) local(e *env) []finding {
-	path := c.Config
-	if path == "" {
-		if _, err := os.Stat("patchbay.yaml"); err == nil {
-			path = "patchbay.yaml"
-		}
-	}
+	path := configPath(c.Config)
 	cfg, err := app.LoadConfig(path)
 	name := path
 	if name == "" {
@@ -79,10 +76,10 @@ func (c *doctorCmd) local(e *env) []finding {
 	if err != nil {
 		return out
 	}
-	if e.data != app.DefaultData() {
+	if e.dataFlag {
 		cfg.Data = e.data
 	}
-	e.data = cfg.Data
+	e.data, c.listen = cfg.Data, cfg.Listen
 	info, err := os.Stat(cfg.Data)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -106,9 +103,9 @@ func (c *doctorCmd) server(e *env) []finding {
 	err := newEnv(e.ctx, &cli{Data: e.data}, nil, e.out, e.err).client.Command(e.ctx, "status", command.StatusInput{}, &st)
 	if err != nil {
 		out := []finding{{What: "server", Says: "none answers on " + filepath.Join(e.data, app.SocketName), Next: "patchbay serve"}}
-		if l, lerr := net.Listen("tcp", app.DefaultListen); lerr != nil {
-			out = append(out, finding{What: "port", Says: app.DefaultListen + " is taken by another program", Next: "patchbay serve --listen 127.0.0.1:7727"})
-		} else {
+		if l, lerr := net.Listen("tcp", c.listen); c.listen != "" && lerr != nil {
+			out = append(out, finding{What: "port", Says: c.listen + " is taken by another program", Next: "patchbay serve --listen 127.0.0.1:7727"})
+		} else if l != nil {
 			l.Close()
 		}
 		return out

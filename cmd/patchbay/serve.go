@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
 	"os"
 	"strings"
@@ -17,22 +19,22 @@ type serveCmd struct {
 }
 
 func (c *serveCmd) Run(e *env) error {
-	path := c.Config
-	if path == "" {
-		if _, err := os.Stat("patchbay.yaml"); err == nil {
-			path = "patchbay.yaml"
-		}
-	}
-	cfg, err := app.LoadConfig(path)
+	cfg, err := app.LoadConfig(configPath(c.Config))
 	if err != nil {
 		return err
 	}
 	if c.Listen != "" {
-		cfg.Listen = c.Listen
+		if err := cfg.SetListen(c.Listen); err != nil {
+			return err
+		}
 	}
-	if e.data != app.DefaultData() || path == "" {
+	if e.dataFlag {
 		cfg.Data = e.data
 	}
+	e.data = cfg.Data
+	// net/http writes stray bytes of a server into the standard log, and a server
+	// may echo a credential.
+	log.SetOutput(io.Discard)
 	notice := func(format string, args ...any) { fmt.Fprintf(e.err, format+"\n", args...) }
 	a, err := app.New(e.ctx, app.Options{Config: cfg, Version: version, Demo: c.Demo, Notice: notice,
 		Log: slog.New(slog.NewTextHandler(e.err, &slog.HandlerOptions{Level: slog.LevelInfo}))})
@@ -69,8 +71,8 @@ func (c *serveCmd) greet(e *env, a *app.App) {
 		exe = p
 	}
 	data := ""
-	if e.data != app.DefaultData() {
-		data = " --data " + e.data
+	if e.data != clientData() {
+		data = " --data " + e.data // another terminal would look elsewhere
 	}
 	fmt.Fprint(&b, "\nNow, in a second terminal:\n\n")
 	if c.Demo {

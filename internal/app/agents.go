@@ -51,7 +51,6 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 	}
 	for slug, a := range out {
 		a.MCP = c.MCP.On() && c.Agents[slug].MCP.On()
-		a.Results = plane.Marked
 		a.Model = cmp.Or(a.Model, "default")
 		if _, ok := c.models()[a.Model]; !ok {
 			e := c.bad("agents."+slug, "agents.%s uses the model %q, which is not under models.", slug, a.Model)

@@ -3,12 +3,14 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -322,12 +324,15 @@ func (a *App) Close() error {
 }
 
 // postgresDialer reaches the database's host and nothing else.
-func postgresDialer(url string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+func postgresDialer(raw string) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if network == "unix" || strings.HasPrefix(addr, "/") {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", addr)
+			return netguard.DialOnly("unix", addr)(ctx, "unix", addr)
 		}
-		return netguard.DialOnly(network, addr)(ctx, network, addr)
+		target := addr
+		if u, err := url.Parse(raw); err == nil && u.Hostname() != "" {
+			target = net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "5432"))
+		}
+		return netguard.DialOnly("tcp", target)(ctx, "tcp", addr)
 	}
 }

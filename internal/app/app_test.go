@@ -397,7 +397,7 @@ func TestModelFailures(t *testing.T) {
 func TestResultReadGoesOn(t *testing.T) {
 	for name, result := range map[string]string{
 		"text":       fmt.Sprintf(`{"content":[{"type":"text","text":%q}]}`, strings.Repeat("a", 40_000)+"THE END"),
-		"structured": fmt.Sprintf(`{"content":[{"type":"text","text":"short"}],"structuredContent":{"x":%q}}`, strings.Repeat("b", 29_990)+"THE END"),
+		"structured": fmt.Sprintf(`{"content":[{"type":"text","text":%q}],"structuredContent":{"x":%q}}`, strings.Repeat("s", 200), strings.Repeat("b", 29_900)+"THE END"),
 	} {
 		t.Run(name, func(t *testing.T) { readOn(t, result) })
 	}

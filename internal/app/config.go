@@ -141,8 +141,8 @@ func LoadConfig(path string) (*Config, error) {
 	if c.Listen == "" {
 		c.Listen = DefaultListen
 	}
-	if c.Data == "" {
-		c.Data = DefaultData()
+	if c.Data == "" || os.Getenv("PATCHBAY_DATA") != "" {
+		c.Data = DefaultData() // the variable goes before the file
 	}
 	if rest, ok := strings.CutPrefix(c.Data, "~/"); ok {
 		if home, err := os.UserHomeDir(); err == nil {
@@ -177,7 +177,7 @@ func parseConfig(path string, b []byte, c *Config) error {
 	var unknown *yaml.UnknownFieldError
 	if errors.As(err, &unknown) {
 		e := plane.Errorf(plane.InvalidInput, "%s: there is no key %q here.", where, word).At(word).Because(err)
-		if n := plane.Nearest(word, configKeys()); n != "" {
+		if n := plane.Nearest(word, configKeys()); n != "" && n != word {
 			e.Message += fmt.Sprintf(" Did you mean %q?", n)
 		}
 		return e
@@ -247,13 +247,6 @@ func (c *Config) validate() error {
 	if err := c.Limits.Validate(); err != nil {
 		return err
 	}
-	host, port, err := net.SplitHostPort(c.Listen)
-	if err != nil || port == "" {
-		return c.bad("listen", "listen must be host:port, as in %s.", DefaultListen)
-	}
-	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-		return c.bad("listen", "listen is %s; this version listens on loopback only, as in %s.", c.Listen, DefaultListen)
-	}
 	if c.Database != "sqlite" && !strings.HasPrefix(c.Database, "postgres://") && !strings.HasPrefix(c.Database, "postgresql://") {
 		return c.bad("database", "database is sqlite or a postgres:// URL.")
 	}
@@ -286,6 +279,23 @@ func (c *Config) validate() error {
 		if !plane.ValidSlug(name) {
 			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
 		}
+	}
+	return c.checkListen()
+}
+
+// SetListen replaces the address to listen on.
+func (c *Config) SetListen(addr string) error {
+	c.Listen = addr
+	return c.checkListen()
+}
+
+func (c *Config) checkListen() error {
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err != nil || port == "" {
+		return c.bad("listen", "listen must be host:port, as in %s.", DefaultListen)
+	}
+	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
+		return c.bad("listen", "listen is %s; this version listens on loopback only, as in %s.", c.Listen, DefaultListen)
 	}
 	return nil
 }

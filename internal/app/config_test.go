@@ -50,6 +50,7 @@ func TestBadConfig(t *testing.T) {
 	for _, c := range []struct{ name, yaml, want string }{
 		{"an unknown key", "listen: 127.0.0.1:1\norg:\n  conections: {}\n", `patchbay.yaml:3:3: there is no key "conections" here. Did you mean "connections"?`},
 		{"an unknown key at the top", "egres: {}\n", `:1:1: there is no key "egres" here. Did you mean "egress"?`},
+		{"a known key in the wrong place", "org: {listen: x}\n", `there is no key "listen" here.`},
 		{"a key twice", "listen: 127.0.0.1:1\nlisten: 127.0.0.1:2\n", ":2:"},
 		{"a duplicate name", "org: {connections: {a: {url: https://a.example/}, a: {url: https://b.example/}}}\n", ":1:"},
 		{"broken YAML", "org: [\n", "patchbay.yaml"},

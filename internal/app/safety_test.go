@@ -45,6 +45,9 @@ func TestTheTCPListenerIsClosed(t *testing.T) {
 	}{
 		{"GET", "/healthz", nil, 200},
 		{"POST", "/api/commands/status", nil, 401},
+		{"GET", "/api/openapi.json", nil, 401},
+		{"POST", "/mcp", nil, 401},
+		{"GET", "/", nil, 401},
 		{"GET", "/api/runs/run_00000000000000000000000000/events", nil, 401},
 		{"GET", "/healthz", map[string]string{"Host": "evil.example"}, 403},
 		{"GET", "/healthz", map[string]string{"Host": "evil.example:" + s.a.Addr()[strings.LastIndex(s.a.Addr(), ":")+1:]}, 403},

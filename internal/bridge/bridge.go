@@ -311,7 +311,7 @@ func (s *Session) Plan(t plane.Tx, use plane.ToolUse) (*plane.Call, error) {
 	if !ok {
 		return nil, nil
 	}
-	c := s.newCall(tool, use.Input)
+	c := s.newCall(tool, normalized(use.Input))
 	c.ToolUse = use.ID
 	return c, s.b.Ledger.Plan(t, c)
 }

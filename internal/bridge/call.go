@@ -1,12 +1,15 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
+	"strconv"
 	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -54,14 +57,11 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	if !ok {
 		return s.refuse(ctx, in, in.Planned, "There is no tool of that name in this session.", "unknown_tool")
 	}
-	args := in.Arguments
-	if len(args) == 0 || string(args) == "null" {
-		args = json.RawMessage(`{}`)
-	}
+	args := normalized(in.Arguments)
 	call := in.Planned
 	if call == nil {
 		call = s.newCall(tool, args)
-	} else if call.Fingerprint != tool.Definition.Fingerprint || call.Version != tool.Version || call.Connection != tool.Connection {
+	} else if call.Fingerprint != tool.Definition.Fingerprint || call.Version != tool.Version || call.Connection != tool.Connection || call.ArgsDigest != argsDigest(args) {
 		return s.refuse(ctx, in, call, "The tool changed since this call was planned; look at the tool again.", "changed")
 	}
 	if len(args) > MaxArguments {
@@ -91,9 +91,17 @@ func (s *Session) markStale(id plane.ConnectionID, k plane.Kind) {
 	}
 }
 
+// normalized makes left-out arguments an empty object.
+func normalized(args json.RawMessage) json.RawMessage {
+	if len(args) == 0 || string(args) == "null" {
+		return json.RawMessage(`{}`)
+	}
+	return args
+}
+
 // send is the part of the road that touches the network.
 func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call, g policy.Grant, args json.RawMessage) (*Out, error) {
-	ctx, span, traceparent := s.span(ctx, tool)
+	ctx, span, traceparent := s.span(ctx, tool, call, g.Connection().Endpoint)
 	var ours error // a failure of our own store, which must stop the turn
 	res, end, sent, err := s.b.Upstream.Call(ctx, g, upstream.Request{
 		Session: s.id, Definition: tool.Definition, Arguments: args, MaxAge: s.maxAge(), Trace: traceparent,
@@ -232,7 +240,7 @@ func argsDigest(args []byte) string {
 
 // span opens the client span of a call; without an exporter it costs nothing
 // worth naming.
-func (s *Session) span(ctx context.Context, tool *Tool) (context.Context, trace.Span, string) {
+func (s *Session) span(ctx context.Context, tool *Tool, call *plane.Call, endpoint string) (context.Context, trace.Span, string) {
 	ctx, span := s.b.Tracer.Start(ctx, telemetry.MethodToolsCall+" "+tool.Definition.Name, trace.WithSpanKind(trace.SpanKindClient))
 	if !span.IsRecording() {
 		return ctx, span, ""
@@ -241,7 +249,17 @@ func (s *Session) span(ctx context.Context, tool *Tool) (context.Context, trace.
 		attribute.String(telemetry.MCPMethod, telemetry.MethodToolsCall),
 		attribute.String(telemetry.ToolName, tool.Definition.Name),
 		attribute.String(telemetry.Operation, telemetry.ExecuteTool),
-		attribute.String(telemetry.Server, tool.Server))
+		attribute.String(telemetry.AgentID, s.o.Agent),
+		attribute.String(telemetry.Conversation, string(call.Run)),
+		attribute.String(telemetry.ToolCallID, string(call.ID)),
+		attribute.String(telemetry.Transport, "tcp"),
+		attribute.String(telemetry.Connection, tool.Server))
+	if u, err := url.Parse(endpoint); err == nil {
+		span.SetAttributes(attribute.String(telemetry.ServerAddress, u.Hostname()))
+		if port, err := strconv.Atoi(cmp.Or(u.Port(), map[string]string{"https": "443", "http": "80"}[u.Scheme])); err == nil {
+			span.SetAttributes(attribute.Int(telemetry.ServerPort, port))
+		}
+	}
 	return ctx, span, telemetry.Traceparent(span.SpanContext())
 }
 
@@ -250,6 +268,9 @@ func endSpan(span trace.Span, res upstream.Result, out *Out, err error) {
 		span.SetAttributes(attribute.Int(telemetry.Bytes, out.Bytes))
 		if res.Version != "" {
 			span.SetAttributes(attribute.String(telemetry.MCPVersion, res.Version))
+		}
+		if res.Session != "" {
+			span.SetAttributes(attribute.String(telemetry.MCPSession, res.Session))
 		}
 		if out.Fault != "" || err != nil {
 			span.SetAttributes(attribute.String(telemetry.ErrorType, out.Fault))

@@ -13,7 +13,59 @@ var emptyObject = json.RawMessage(`{"type":"object","properties":{}}`)
 // Everything else of it is the server's own bytes: providers refuse whole
 // requests over a root that is no object or that holds a combinator, so only
 // the root is rewritten.
-func modelSchema(schema json.RawMessage) json.RawMessage {
+func modelSchema(schema json.RawMessage) json.RawMessage { return visibleStrings(rootObject(schema)) }
+
+// visibleStrings rewrites the strings of a schema, its names aside, so that
+// nothing in them is invisible. A schema of plain text keeps its bytes.
+func visibleStrings(raw json.RawMessage) json.RawMessage {
+	plain := !bytes.Contains(raw, []byte(`\u`))
+	for i := 0; i < len(raw) && plain; i++ {
+		plain = raw[i] < 0x7f
+	}
+	if plain {
+		return raw
+	}
+	switch raw[0] {
+	case '"':
+		s, _ := mcp.String(raw)
+		if v := Visible(s); v != s {
+			if b, err := json.Marshal(v); err == nil {
+				return b
+			}
+			return json.RawMessage(`""`)
+		}
+	case '{', '[':
+		out := []byte{raw[0]}
+		add := func(name string, v []byte) error {
+			if len(out) > 1 {
+				out = append(out, ',')
+			}
+			if raw[0] == '{' {
+				q, err := json.Marshal(name)
+				if err != nil {
+					return err
+				}
+				out = append(append(out, q...), ':')
+			}
+			out = append(out, visibleStrings(v)...)
+			return nil
+		}
+		err := error(nil)
+		if raw[0] == '{' {
+			err = mcp.Members(raw, mcp.Strict, add)
+		} else {
+			err = mcp.Elements(raw, mcp.Strict, func(v []byte) error { return add("", v) })
+		}
+		if err != nil {
+			return emptyObject
+		}
+		return append(out, raw[0]+2) // the closing brace or bracket
+	}
+	return raw
+}
+
+// rootObject makes the root an object without combinators.
+func rootObject(schema json.RawMessage) json.RawMessage {
 	if len(schema) == 0 || schema[0] != '{' {
 		return emptyObject
 	}

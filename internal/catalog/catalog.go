@@ -57,6 +57,9 @@ type discovery struct {
 // emptyBackoff is how long a list must stay empty before it replaces a full one.
 const emptyBackoff = 30 * time.Second
 
+// seenEvery is how old "read" may be before an unchanged list is noted again.
+const seenEvery = time.Minute
+
 // Load reads the stored snapshots.
 func Load(ctx context.Context, store Store, lister Lister, clock plane.Clock, lim plane.Limits) (*Catalogs, error) {
 	c := &Catalogs{store: store, lister: lister, clock: clock, lim: lim, byID: map[plane.ConnectionID]*plane.Catalog{},
@@ -140,34 +143,38 @@ func (e storeError) Unwrap() error { return e.error }
 func isStoreError(err error) bool { _, ok := err.(storeError); return ok }
 
 // Refresh lists one connection now and adopts what it says. Callers that ask at
-// the same time share one listing.
+// the same time share one listing, which outlives each of them: one caller's
+// end is no failure of the server.
 func (c *Catalogs) Refresh(ctx context.Context, g policy.Grant) error {
 	c.mu.Lock()
-	if f, ok := c.flight[g.ID()]; ok {
-		c.mu.Unlock()
-		select {
-		case <-f.done:
-			return f.err
-		case <-ctx.Done():
-			return timeUp(g, ctx.Err())
-		}
+	f, ok := c.flight[g.ID()]
+	if !ok {
+		f = &discovery{done: make(chan struct{})}
+		c.flight[g.ID()] = f
+		go c.discover(context.WithoutCancel(ctx), g, f)
 	}
-	f := &discovery{done: make(chan struct{})}
-	c.flight[g.ID()] = f
 	c.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.err
+	case <-ctx.Done():
+		return timeUp(g, ctx.Err())
+	}
+}
+
+// discover is one listing, bounded by itself.
+func (c *Catalogs) discover(ctx context.Context, g policy.Grant, f *discovery) {
 	one, cancel := context.WithTimeout(ctx, c.lim.DiscoverOne)
 	defer cancel()
 	listed, err := c.lister.List(one, g)
 	if err == nil {
-		err = c.Adopt(context.WithoutCancel(ctx), g, listed)
+		err = c.Adopt(ctx, g, listed)
 	} else {
-		if one.Err() != nil && ctx.Err() == nil {
+		if one.Err() != nil {
 			err = timeUp(g, err)
 		}
-		if ctx.Err() == nil || one.Err() != nil {
-			if serr := c.fail(context.WithoutCancel(ctx), g, err); serr != nil {
-				err = serr
-			}
+		if serr := c.fail(ctx, g, err); serr != nil {
+			err = serr
 		}
 	}
 	f.err = err
@@ -175,7 +182,6 @@ func (c *Catalogs) Refresh(ctx context.Context, g policy.Grant) error {
 	delete(c.flight, g.ID())
 	c.mu.Unlock()
 	close(f.done)
-	return err
 }
 
 func timeUp(g policy.Grant, cause error) error {
@@ -207,7 +213,7 @@ func (c *Catalogs) Adopt(ctx context.Context, g policy.Grant, l Listed) error {
 	delete(c.empty, conn.ID)
 	c.mu.Unlock()
 	same := old != nil && sameDefinitions(old.Definitions, next.Definitions) && old.Instructions == next.Instructions
-	if same && old.Version == conn.Version && old.Health == plane.HealthOK && old.Detail == next.Detail {
+	if same && old.Version == conn.Version && old.Health == plane.HealthOK && old.Detail == next.Detail && now.Sub(old.CapturedAt) < seenEvery {
 		return nil
 	}
 	return c.save(ctx, next, old, !same)

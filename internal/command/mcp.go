@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,9 +47,9 @@ func (o *MCPList) Text(w io.Writer, s Style) {
 	}
 	var rows [][]string
 	for _, r := range o.Servers {
-		rows = append(rows, []string{r.Name, r.Scope, r.standing(s), fmt.Sprint(r.Tools), s.ago(r.CapturedAt), r.URL, oneLine(r.Detail, 80)})
+		rows = append(rows, []string{r.Name, r.Scope, r.standing(s), fmt.Sprint(r.Tools), s.ago(r.CapturedAt), r.URL, r.Detail})
 	}
-	table(w, s, []string{"NAME", "SCOPE", "HEALTH", "TOOLS", "READ", "URL", ""}, rows)
+	table(w, s, []string{"NAME", "SCOPE", "HEALTH", "TOOLS", "READ", "URL", "DETAIL"}, rows)
 }
 
 func (r *ServerRow) standing(s Style) string {
@@ -68,14 +69,16 @@ type NameInput struct {
 
 // ToolRow is one tool of a server.
 type ToolRow struct {
-	Server      string `json:"server"`
-	Name        string `json:"name"`
-	Alias       string `json:"alias,omitempty"` // what a model calls it
-	Description string `json:"description"`
-	Class       string `json:"class"`
-	Hint        string `json:"hint"` // read-only, may write, none
-	Unsupported string `json:"unsupported,omitempty"`
-	Fingerprint string `json:"fingerprint"`
+	Server      string          `json:"server"`
+	Name        string          `json:"name"`
+	Alias       string          `json:"alias,omitempty"` // what a model calls it
+	Description string          `json:"description"`
+	Class       string          `json:"class"`
+	Hint        string          `json:"hint"` // read-only, may write, none
+	Unsupported string          `json:"unsupported,omitempty"`
+	Fingerprint string          `json:"fingerprint"`
+	Arguments   []string        `json:"arguments"` // names; the required ones end in *
+	InputSchema json.RawMessage `json:"input_schema,omitempty"`
 }
 
 // MCPShow is one connection with its tools.
@@ -122,9 +125,9 @@ func (o *MCPTools) Text(w io.Writer, s Style) {
 		if t.Unsupported != "" {
 			offered = "not offered: " + t.Unsupported
 		}
-		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), offered, t.Hint, oneLine(bridge.Visible(t.Description), 80)})
+		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), bridge.Visible(strings.Join(t.Arguments, " ")), offered, t.Hint, bridge.Visible(t.Description)})
 	}
-	table(w, s, []string{"SERVER", "TOOL", "CLASS", "HINT", "DESCRIPTION"}, rows)
+	table(w, s, []string{"SERVER", "TOOL", "ARGUMENTS", "CLASS", "HINT", "DESCRIPTION"}, rows)
 }
 
 // MCPTest is how a server answered just now.
@@ -278,12 +281,32 @@ func toolRows(a policy.Attached, c *plane.Catalog) []ToolRow {
 			hint = "may write"
 		}
 		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class),
-			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint}
+			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint, Arguments: argumentNames(t.InputSchema), InputSchema: t.InputSchema}
 		if t.Unsupported != "" {
 			row.Alias = ""
 		}
 		out = append(out, row)
 	}
+	return out
+}
+
+// argumentNames are the top-level arguments of a schema, in order of name.
+func argumentNames(schema json.RawMessage) []string {
+	var s struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+		Required   []string                   `json:"required"`
+	}
+	out := []string{}
+	if json.Unmarshal(schema, &s) != nil {
+		return out
+	}
+	for name := range s.Properties {
+		if slices.Contains(s.Required, name) {
+			name += "*"
+		}
+		out = append(out, name)
+	}
+	slices.Sort(out)
 	return out
 }
 
@@ -330,8 +353,11 @@ func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput
 	if in.Agent == "" {
 		in.Agent = "general"
 	}
-	if _, ok := d.Policy().Agent(in.Agent); !ok {
+	switch a, ok := d.Policy().Agent(in.Agent); {
+	case !ok:
 		return nil, plane.Errorf(plane.NotFound, "There is no agent %q.", in.Agent).At("agent").Then("patchbay agents list")
+	case !a.MCP:
+		return nil, plane.Errorf(plane.Unavailable, "MCP is off for the agent %s.", in.Agent).Then("Set agents." + in.Agent + ".mcp.enabled: true in patchbay.yaml.")
 	}
 	s, err := d.Bridge.Open(ctx, bridge.Opening{Agent: in.Agent, Principal: who, Results: plane.Raw})
 	if err != nil {

@@ -3,6 +3,7 @@ package command
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -22,7 +23,8 @@ func table(w io.Writer, s Style, head []string, rows [][]string) {
 	width := make([]int, len(head))
 	for _, r := range append([][]string{head}, rows...) {
 		for i, c := range r {
-			width[i] = max(width[i], utf8.RuneCountInString(c))
+			r[i] = strings.Join(strings.Fields(c), " ")
+			width[i] = max(width[i], visibleLen(r[i]))
 		}
 	}
 	line := func(r []string, bold bool) {
@@ -30,13 +32,11 @@ func table(w io.Writer, s Style, head []string, rows [][]string) {
 		for i, c := range r {
 			b.WriteString(c)
 			if i < len(r)-1 {
-				b.WriteString(strings.Repeat(" ", width[i]-utf8.RuneCountInString(c)+2))
+				b.WriteString(strings.Repeat(" ", width[i]-visibleLen(c)+2))
 			}
 		}
 		text := strings.TrimRight(b.String(), " ")
-		if s.Width > 20 && utf8.RuneCountInString(text) > s.Width {
-			text = string([]rune(text)[:s.Width-1]) + "…"
-		}
+		text = s.bound(text)
 		if bold {
 			text = s.paint("1", text)
 		}
@@ -46,6 +46,20 @@ func table(w io.Writer, s Style, head []string, rows [][]string) {
 	for _, r := range rows {
 		line(r, false)
 	}
+}
+
+var colourRE = regexp.MustCompile("\x1b\\[[0-9]+m")
+
+// visibleLen is the width of a text without its colours.
+func visibleLen(s string) int { return utf8.RuneCountInString(colourRE.ReplaceAllString(s, "")) }
+
+// bound cuts a line to the terminal's width; colours take none.
+func (s Style) bound(text string) string {
+	if s.Width <= 20 || visibleLen(text) <= s.Width {
+		return text
+	}
+	room := s.Width - 1 + utf8.RuneCountInString(text) - visibleLen(text)
+	return string([]rune(text)[:room]) + "…"
 }
 
 // paint colours text where colours are wanted.

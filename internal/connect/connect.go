@@ -10,7 +10,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"net/http"
-	"sync/atomic"
+	"strings"
 
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
@@ -29,8 +29,6 @@ type Store interface {
 type Connections struct {
 	store  Store
 	lookup func(name string) (secret.Text, bool) // pinned tokens, by variable
-
-	rejected atomic.Int64
 }
 
 // New makes the keeper. lookup resolves the variable that a pinned connection
@@ -119,7 +117,6 @@ type Lease struct {
 	grant    policy.Grant
 	header   secret.Text // value of Authorization; empty for none
 	redactor *Redactor
-	owner    *Connections
 }
 
 // Lend opens the credential that a grant is good for. It refuses the zero grant.
@@ -128,7 +125,7 @@ func (c *Connections) Lend(_ context.Context, g policy.Grant) (*Lease, error) {
 		return nil, plane.Errorf(plane.Forbidden, "No grant, no credential.")
 	}
 	conn := g.Connection()
-	l := &Lease{grant: g, owner: c}
+	l := &Lease{grant: g}
 	switch conn.Auth {
 	case plane.AuthNone:
 		return l, nil
@@ -140,6 +137,7 @@ func (c *Connections) Lend(_ context.Context, g policy.Grant) (*Lease, error) {
 		}
 		var header string
 		token.Expose(func(s string) {
+			s = strings.TrimSpace(s) // as a header's value is
 			header = "Bearer " + s
 			l.redactor = NewRedactor(s)
 		})
@@ -165,8 +163,9 @@ func (l *Lease) Inject(req *http.Request) error {
 // Redactor finds what was lent in what came back; nil finds nothing.
 func (l *Lease) Redactor() *Redactor { return l.redactor }
 
-// Rejected notes that the server refused the credential.
-func (l *Lease) Rejected(int) { l.owner.rejected.Add(1) }
+// Rejected is told that the server refused the credential. A pinned token has
+// nothing to renew.
+func (l *Lease) Rejected(int) {}
 
 // Close ends the loan.
 func (l *Lease) Close() {}

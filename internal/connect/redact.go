@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -129,6 +130,47 @@ func (r *Redactor) around(b []byte, i int) bool {
 		}
 	}
 	return false
+}
+
+// CleanJSON is Clean for JSON text, where a character may stand escaped: a hit
+// that shows only after \u and \/ escapes are resolved is found too.
+func (r *Redactor) CleanJSON(b []byte) ([]byte, bool) {
+	out, hit := r.Clean(b)
+	if r == nil || !bytes.Contains(out, []byte(`\u00`)) && !bytes.Contains(out, []byte(`\/`)) {
+		return out, hit
+	}
+	if plain := unescaped(out); r.Found(plain) {
+		out, _ = r.Clean(plain)
+		return out, true
+	}
+	return out, hit
+}
+
+// unescaped resolves the escapes of JSON text that stand for printable ASCII and
+// need none. It is the same JSON.
+func unescaped(b []byte) []byte {
+	out := make([]byte, 0, len(b))
+	for i := 0; i < len(b); i++ {
+		if b[i] != '\\' || i+1 >= len(b) {
+			out = append(out, b[i])
+			continue
+		}
+		if b[i+1] == '/' {
+			out = append(out, '/')
+			i++
+			continue
+		}
+		if b[i+1] == 'u' && i+6 <= len(b) {
+			if n, err := strconv.ParseUint(string(b[i+2:i+6]), 16, 16); err == nil && n >= 0x20 && n < 0x7f && n != '"' && n != '\\' {
+				out = append(out, byte(n))
+				i += 5
+				continue
+			}
+		}
+		out = append(out, b[i], b[i+1])
+		i++
+	}
+	return out
 }
 
 // Clean returns b without the secret. b itself is returned, untouched, when

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -63,6 +64,7 @@ type Client struct {
 	Instructions string
 	listChanged  bool
 
+	replies    chan struct{} // answers to the server that are under way
 	listening  chan struct{}
 	listenOnce sync.Once
 
@@ -70,6 +72,9 @@ type Client struct {
 	life    context.Context
 	workers sync.WaitGroup
 }
+
+// maxReplies is how many requests of a server are answered beside each other.
+const maxReplies = 8
 
 // NewClient prepares a session; nothing is sent before Open.
 func NewClient(o Options) (*Client, error) {
@@ -84,7 +89,7 @@ func NewClient(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault(plane.FaultProtocol, "No cookie jar.", err)
 	}
-	c := &Client{o: o, url: u, era: o.Era, jar: jar, listening: make(chan struct{})}
+	c := &Client{o: o, url: u, era: o.Era, jar: jar, listening: make(chan struct{}), replies: make(chan struct{}, maxReplies)}
 	c.life, c.stop = context.WithCancel(context.Background())
 	info, err := json.Marshal(o.Info)
 	if err != nil {
@@ -221,9 +226,17 @@ func cut(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "")
 }
 
+var versionRE = regexp.MustCompile(`\b\d{4}-\d{2}-\d{2}\b`)
+
 func unknownVersion(theirs string) error {
+	// The sentence goes everywhere, also into prompts: of the server's words only
+	// what has the form of a version may stand in it.
+	known := versionRE.FindAllString(cut(theirs, 200), 8)
+	if len(known) == 0 {
+		known = []string{"another version"}
+	}
 	return fault(plane.FaultProtocol, fmt.Sprintf("The server speaks %s, and Patchbay speaks %s.",
-		cut(strings.ToValidUTF8(theirs, ""), 200), strings.Join(SupportedVersions, ", ")), nil)
+		strings.Join(known, ", "), strings.Join(SupportedVersions, ", ")), nil)
 }
 
 func (c *Client) initialize(ctx context.Context) error {

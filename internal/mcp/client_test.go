@@ -173,6 +173,7 @@ func TestHowACallEnds(t *testing.T) {
 		{"403 without", raw(403, "", ""), plane.Ending{Status: 403, Fault: plane.FaultHTTP}},
 		{"404 of a session", raw(404, "", ""), plane.Ending{Status: 404, SessionLost: true, Fault: plane.FaultHTTP}},
 		{"400 of a session", raw(400, js, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Bad Request: No valid session ID provided"}}`), plane.Ending{Status: 400, SessionLost: true, Fault: plane.FaultHTTP}},
+		{"a 400 that talks of some session", raw(400, "", "payment taken; the checkout session could not be stored"), plane.Ending{Status: 400, Fault: plane.FaultHTTP}},
 		{"another 400", raw(400, js, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"bad args"}}`), plane.Ending{Status: 400, RPC: true, RPCCode: -32602, Fault: plane.FaultHTTP}},
 		{"header mismatch", raw(400, js, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32020,"message":"x"}}`), plane.Ending{Status: 400, HeaderMismatch: true, Fault: plane.FaultHTTP}},
 		{"429", raw(429, "Retry-After: 7", ""), plane.Ending{Status: 429, Fault: plane.FaultHTTP}},

@@ -3,7 +3,7 @@ package mcp
 import (
 	"errors"
 	"net/http"
-	"strings"
+	"regexp"
 	"time"
 
 	"patchbay/internal/plane"
@@ -86,8 +86,12 @@ func sessionShaped(e *Error) bool {
 	if e.RPC != nil {
 		text = e.RPC.Message
 	}
-	return strings.Contains(strings.ToLower(text), "session")
+	return sessionRE.MatchString(text)
 }
+
+// sessionRE is narrow on purpose: what matches is proof that the call did not
+// run, and an effect may be sent again after it.
+var sessionRE = regexp.MustCompile(`(?i)\b(no valid|invalid|unknown|missing|expired)( mcp)? session\b|\bsession( id)?( was| is)? (not found|unknown|expired|invalid|missing|required)\b|\bmcp-session-id\b`)
 
 func retryAfter(v string) time.Duration {
 	if v == "" {

@@ -170,6 +170,7 @@ func TestServerReadsStrictly(t *testing.T) {
 		{"fine", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{}}}`, nil, 200, 0},
 		{"modern, fine", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + meta + `,"name":"echo"}}`, modern, 200, 0},
 		{"modern, another name in the header", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + meta + `,"name":"other"}}`, modern, 400, CodeHeaderMismatch},
+		{"modern, another case of the name", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{` + meta + `,"name":"delete_repo","NAME":"echo"}}`, modern, 400, CodeHeaderMismatch},
 		{"modern, another method in the header", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + meta + `}}`, modern, 400, CodeHeaderMismatch},
 		{"modern without _meta", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}`, modern, 400, CodeInvalidParams},
 		{"a version of the future", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2030-01-01"}}}`, map[string]string{"Mcp-Protocol-Version": "2030-01-01"}, 400, CodeUnsupportedVersion},

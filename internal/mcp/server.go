@@ -120,15 +120,20 @@ func modernRequest(r *http.Request, m *Message) bool {
 	return m.Method == methodDiscover || metaString(m.Params, metaVersion) != ""
 }
 
-func metaString(params json.RawMessage, key string) string {
-	var p struct {
-		Meta map[string]json.RawMessage `json:"_meta"`
-	}
-	if json.Unmarshal(params, &p) != nil {
+func metaString(params json.RawMessage, key string) (found string) {
+	if len(params) == 0 || params[0] != '{' {
 		return ""
 	}
-	s, _ := String(p.Meta[key])
-	return s
+	topMembers(params, func(k string, meta []byte) { // params were checked with the message
+		if k == "_meta" && meta[0] == '{' {
+			topMembers(meta, func(k string, v []byte) {
+				if k == key {
+					found, _ = String(v)
+				}
+			})
+		}
+	})
+	return found
 }
 
 func (s *Server) legacy(w http.ResponseWriter, r *http.Request, m *Message) {

@@ -62,13 +62,15 @@ func checkMirror(r *http.Request, m *Message) string {
 	if m.Method != methodToolsCall {
 		return ""
 	}
-	var p struct {
-		Name string `json:"name"`
+	name := ""
+	if len(m.Params) == 0 || m.Params[0] != '{' || topMembers(m.Params, func(k string, v []byte) {
+		if k == "name" {
+			name, _ = String(v)
+		}
+	}) != nil {
+		return "" // the call itself refuses such params
 	}
-	if json.Unmarshal(m.Params, &p) != nil {
-		return ""
-	}
-	if got, ok := decodeHeader(r.Header.Get(headerName)); !ok || got != p.Name {
+	if got, ok := decodeHeader(r.Header.Get(headerName)); !ok || got != name {
 		return "Mcp-Name does not name the tool of the body."
 	}
 	return ""

@@ -128,7 +128,13 @@ func (c *Client) incoming(ctx context.Context, m *Message, ex *exchange) {
 	method, params := m.Method, append(json.RawMessage(nil), m.Params...)
 	id := append(json.RawMessage(nil), m.ID...)
 	ctx = context.WithoutCancel(ctx)
+	select {
+	case c.replies <- struct{}{}:
+	default:
+		return // a server that floods gets no answer
+	}
 	c.workers.Go(func() {
+		defer func() { <-c.replies }()
 		ctx, cancel := context.WithTimeout(ctx, c.o.Bounds.Idle)
 		defer cancel()
 		c.reply(ctx, id, method, params)

@@ -192,6 +192,29 @@ func TestALaneSendsOnce(t *testing.T) {
 	}
 }
 
+// What proves that nothing ran, and what only looks like it: the peer writes
+// parts of these texts.
+func TestNothingSentIsProof(t *testing.T) {
+	const after = "] after Request.Body was written; define Request.GetBody to avoid this error"
+	for text, want := range map[string]bool{
+		"stream error: stream ID 7; REFUSED_STREAM; received from peer":                                                                  true,
+		"http2: Transport: cannot retry err [stream error: stream ID 7; REFUSED_STREAM; received from peer" + after:                      true,
+		"http2: Transport: cannot retry err [http2: Transport received Server's graceful shutdown GOAWAY" + after:                        true,
+		"http2: Transport: cannot retry err [stream error: stream ID 1; PROTOCOL_ERROR; received from peer" + after:                      false,
+		"http2: server sent GOAWAY and closed the connection; LastStreamID=1, ErrCode=INTERNAL_ERROR, debug=\"upstream REFUSED_STREAM\"": false,
+		"net/http: HTTP/1.x transport connection broken: malformed HTTP response \"REFUSED_STREAM\"":                                     false,
+		"net/http: HTTP/1.x transport connection broken: malformed HTTP status code \"http2: Transport: cannot retry err [\"":            false,
+		"EOF": false,
+	} {
+		if got := nothingSent(errors.New(text), true); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+	if !nothingSent(errors.New("anything"), false) {
+		t.Error("a header that was never written")
+	}
+}
+
 func FuzzCheckURL(f *testing.F) {
 	for _, s := range []string{"https://a.example/mcp", "https://127.0.0.1", "https://[::ffff:7f00:1]/", "https://0x7f.1/", "http://a:b@c?d#e", "https://1.2.3.4\\@5.6.7.8/"} {
 		f.Add(s)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/netip"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -58,7 +59,7 @@ func InfraSocket(path string) *http.Transport {
 func DialOnly(network, target string) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
 	return func(ctx context.Context, _, addr string) (net.Conn, error) {
-		if addr != target {
+		if addr != target { // what config names is compared as it is dialled
 			return nil, fmt.Errorf("%w: %s is not %s, which config names", ErrRefused, addr, target)
 		}
 		return d.DialContext(ctx, network, addr)
@@ -111,6 +112,10 @@ func (f *Failure) NothingSent() bool { return f.nothing }
 // Refused reports that policy did not allow the address.
 func (f *Failure) Refused() bool { return errors.Is(f.cause, ErrRefused) }
 
+// unprocessed are the errors for streams that the peer says it never handed to
+// anything: REFUSED_STREAM, or above the last stream of a GOAWAY (RFC 9113 §8.7).
+var unprocessed = regexp.MustCompile(`^(http2: Transport: cannot retry err \[)?(stream error: stream ID \d+; REFUSED_STREAM; received from peer|http2: Transport received Server's graceful shutdown GOAWAY)(\] after Request\.Body was written; define Request\.GetBody to avoid this error)?$`)
+
 // nothingSent reports that err proves the peer never acted on the request.
 // wroteHeaders says whether the request's header was written.
 func nothingSent(err error, wroteHeaders bool) bool {
@@ -129,9 +134,8 @@ func nothingSent(err error, wroteHeaders bool) bool {
 		return true
 	}
 	// net/http's HTTP/2 keeps these errors private; their text is all there is.
-	// "cannot retry err" is written only for streams the peer says it did not
-	// process: REFUSED_STREAM, or above the last stream of a GOAWAY.
-	if text := err.Error(); strings.Contains(text, "http2: Transport: cannot retry err [") || strings.Contains(text, "REFUSED_STREAM") {
+	// It is matched as a whole: parts of other errors are the peer's own words.
+	if unprocessed.MatchString(err.Error()) {
 		return true
 	}
 	return !wroteHeaders

@@ -59,16 +59,6 @@ type Attempt struct {
 	Detail  string
 }
 
-// Observation is what a run keeps of a settled call: the text for the model,
-// and the whole text where it was cut.
-type Observation struct {
-	Call    CallID
-	IsError bool
-	Text    string   // marked and clipped, as the model sees it
-	Result  ResultID // set when more can be read with result_read
-	Whole   string
-}
-
 // RunState is where a run stands.
 type RunState string
 

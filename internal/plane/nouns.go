@@ -60,8 +60,7 @@ type Agent struct {
 	Prompt      string
 	Trust       Trust
 	Tools       []string // built-in tools
-	Results     Results
-	MCP         bool // D17: off makes its model requests free of every trace of MCP
+	MCP         bool     // D17: off makes its model requests free of every trace of MCP
 	Description string
 }
 

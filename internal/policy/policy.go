@@ -249,7 +249,7 @@ func (s *Snapshot) Decide(p plane.Principal, action Action, r Resource) (Grant, 
 		if why := s.serves(c.Connection, a); why != "" {
 			return no(plane.Forbidden, "%s may not serve %s: %s.", c.Slug, r.Agent, why)
 		}
-	} else if action != Discover && p.Kind != plane.Local.Kind {
+	} else if action != Discover {
 		return no(plane.Forbidden, "A call is made for an agent.")
 	} else if p.Kind != plane.Local.Kind && !s.reaches(c.Scope, "", p) {
 		return no(plane.NotFound, "There is no such connection.")

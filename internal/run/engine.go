@@ -300,7 +300,11 @@ func (e *Engine) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 		if err := e.appendFree(t, run, plane.EventCallResolved, data); err != nil {
 			return err
 		}
-		return e.o.Store.RequeueRun(t, run)
+		waited, err := e.o.Store.RequeueRun(t, run)
+		if err == nil && !waited && again != nil {
+			return plane.Errorf(plane.Conflict, "The run has ended, so there is nobody to send the call again.").Then("Resolve it as done or not-done.")
+		}
+		return err
 	})
 	if err == nil {
 		e.hub.poke(run)

@@ -40,7 +40,7 @@ type Records interface {
 	InsertRun(t plane.Tx, r *plane.Run, sealedPrompt []byte) error
 	RunByID(ctx context.Context, id plane.RunID) (StoredRun, error)
 	Runs(ctx context.Context, limit int) ([]StoredRun, error)
-	RequeueRun(t plane.Tx, id plane.RunID) error
+	RequeueRun(t plane.Tx, id plane.RunID) (bool, error)
 	AskCancel(t plane.Tx, id plane.RunID, reason string) (bool, error)
 }
 

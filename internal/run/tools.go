@@ -83,8 +83,14 @@ func (w *worker) keep(ctx context.Context, a model.Answer) ([]plane.ToolUse, []p
 	if text := a.Text(); text != "" {
 		events = append(events, pending{kind: plane.EventText, data: map[string]any{"text": text}})
 	}
+	taken := map[string]bool{}
 	for i := range msg.Parts {
 		if u := msg.Parts[i].ToolUse; u != nil {
+			// Some models repeat an id or leave it out; the record needs them apart.
+			if u.ID == "" || taken[u.ID] {
+				u.ID = fmt.Sprintf("use_%d_%d", w.run.Turns, i+1)
+			}
+			taken[u.ID] = true
 			uses = append(uses, *u)
 			events = append(events, pending{kind: plane.EventToolCall, data: map[string]any{"id": u.ID, "name": u.Name, "input": shownInput(u.Input)}})
 		}

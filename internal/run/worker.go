@@ -46,6 +46,9 @@ func (w *worker) work(ctx context.Context, sealedPrompt []byte) error {
 		return err
 	}
 	w.run.Prompt = string(prompt)
+	if w.run.Cancel {
+		return errCancelled
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	beat := w.hold(ctx, cancel)
@@ -226,7 +229,7 @@ func (w *worker) turns(ctx context.Context, span trace.Span, calls []plane.Call)
 		if err != nil {
 			return err
 		}
-		span.SetAttributes(attribute.Int("patchbay.run.turns", w.run.Turns))
+		span.SetAttributes(attribute.Int(telemetry.Turns, w.run.Turns))
 		uses, planned, err := w.keep(ctx, a)
 		if err != nil {
 			return err
@@ -324,10 +327,28 @@ func (w *worker) specs() []plane.ToolSpec {
 
 // finish ends the run well.
 func (w *worker) finish(ctx context.Context, answer string) error {
-	w.run.State, w.run.Answer, w.run.Spent = plane.RunSucceeded, answer, w.spent()
+	w.run.State, w.run.Reason, w.run.Answer, w.run.Spent = plane.RunSucceeded, "", answer, w.spent()
 	return w.commit(ctx, func(t plane.Tx) error {
 		return w.e.o.Store.LeaveRun(t, &w.run, w.e.seal(w.run.ID, "answer", []byte(answer)))
 	}, pending{kind: plane.EventRunEnded, data: map[string]any{"state": w.run.State, "turns": w.run.Turns, "seconds": w.run.Spent.Seconds()}})
+}
+
+// waitsFor makes a run that would have failed wait when one of its effects is
+// unknown: its outcome must not be lost with the run.
+func (w *worker) waitsFor(ctx context.Context, calls []plane.Call) bool {
+	var unknown []*plane.Call
+	for i := range calls {
+		if calls[i].State == plane.CallUnknown {
+			unknown = append(unknown, &calls[i])
+		}
+	}
+	if len(unknown) == 0 {
+		return false
+	}
+	if err := w.wait(ctx, unknown); err != nil && plane.KindOf(err) != plane.Conflict {
+		w.e.o.Log.Error("a run could not be left to a person", "run", w.run.ID, "err", err)
+	}
+	return true
 }
 
 // letGo gives the lease back, so that whoever is there goes on at once.
@@ -349,9 +370,19 @@ func (w *worker) endBadly(ctx context.Context, err error) {
 		w.letGo(ctx)
 		return
 	}
+	calls, rerr := w.e.o.Ledger.Recover(context.WithoutCancel(ctx), w.run.ID)
+	if rerr != nil {
+		// The store does not answer. The run stays claimed: when its lease ends,
+		// whoever takes it finds its calls as they are.
+		w.e.o.Log.Error("a run that failed could not be looked through", "run", w.run.ID, "err", rerr)
+		return
+	}
 	w.run.State, w.run.Reason, w.run.Spent = plane.RunFailed, plane.Public(err).Message, w.spent()
 	if errors.Is(err, errCancelled) || errors.Is(cause, errCancelled) {
 		w.run.State, w.run.Reason = plane.RunCancelled, errCancelled.Message
+	}
+	if w.run.State == plane.RunFailed && w.waitsFor(ctx, calls) {
+		return
 	}
 	w.e.o.Log.Warn("run ended", "run", w.run.ID, "state", w.run.State, "reason", w.run.Reason, "err", err, "cause", errors.Unwrap(err))
 	werr := w.commit(context.WithoutCancel(ctx), func(t plane.Tx) error { return w.e.o.Store.LeaveRun(t, &w.run, nil) },

@@ -38,7 +38,7 @@ func (s *Store) InsertCall(t plane.Tx, c *plane.Call) error {
 // connection is enabled and at the version that was offered, and the run, where
 // there is one, is still held under the fence that planned the call.
 const standing = ` EXISTS (SELECT 1 FROM connections WHERE id = ? AND version = ? AND enabled = 1 {share})
-	AND (? = 0 OR EXISTS (SELECT 1 FROM runs WHERE id = ? AND fence = ? AND state = 'running' {share}))`
+	AND (? = 0 OR EXISTS (SELECT 1 FROM runs WHERE id = ? AND fence = ? AND state = 'running' AND cancel = 0 {share}))`
 
 func standingArgs(c *plane.Call) []any {
 	return []any{c.Connection, c.Version, c.Fence, c.Run, c.Fence}

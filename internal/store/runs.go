@@ -126,11 +126,15 @@ func (s *Store) LeaveRun(t plane.Tx, r *plane.Run, sealedAnswer []byte) error {
 	return exactly(res, err, 1, lostRun())
 }
 
-// RequeueRun lets a run that waits for a person go on. It changes nothing when
-// the run does not wait.
-func (s *Store) RequeueRun(t plane.Tx, id plane.RunID) error {
-	_, err := own(t).exec(`UPDATE runs SET state = 'queued', waiting_for = '' WHERE id = ? AND state = 'waiting'`, id)
-	return err
+// RequeueRun lets a run that waits for a person go on. It reports whether the
+// run waited, and changes nothing otherwise.
+func (s *Store) RequeueRun(t plane.Tx, id plane.RunID) (bool, error) {
+	res, err := own(t).exec(`UPDATE runs SET state = 'queued', waiting_for = '', reason = '' WHERE id = ? AND state = 'waiting'`, id)
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n == 1, err
 }
 
 // AskCancel marks a run to be stopped. One that nobody works on ends at once.

@@ -66,6 +66,13 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, plane.Errorf(plane.Unavailable, "The database cannot be opened.").Because(err)
 	}
+	if err := s.write.PingContext(ctx); err != nil {
+		s.write.Close()
+		if s.read != s.write {
+			s.read.Close()
+		}
+		return nil, plane.Errorf(plane.Unavailable, "The database does not answer.").Then("Check database in patchbay.yaml: host, port, user and password.").Because(err)
+	}
 	if err := s.migrate(ctx); err != nil {
 		s.read.Close()
 		if s.write != s.read {

@@ -28,11 +28,15 @@ const (
 	AgentName    = "gen_ai.agent.name"
 	Conversation = "gen_ai.conversation.id"
 	ToolCallID   = "gen_ai.tool.call.id"
-	RequestModel = "gen_ai.request.model"
 	ErrorType    = "error.type"
 
-	Server = "patchbay.connection.slug"
-	Bytes  = "patchbay.result.bytes"
+	Transport     = "network.transport"
+	ServerAddress = "server.address"
+	ServerPort    = "server.port"
+
+	Connection = "patchbay.connection.slug"
+	Bytes      = "patchbay.result.bytes"
+	Turns      = "patchbay.run.turns"
 
 	MethodToolsCall = "tools/call"
 	ExecuteTool     = "execute_tool"

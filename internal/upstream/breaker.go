@@ -36,19 +36,19 @@ func (p *Pool) admit(conn plane.Connection) error {
 	if wait <= 0 {
 		return nil
 	}
-	e := plane.Errorf(plane.Unavailable, "%s did not answer several times; it is tried again in a while.", conn.Slug)
+	e := plane.Errorf(plane.Unavailable, "%s failed several times in a row; it is tried again in %s.", conn.Slug, wait.Round(time.Second)).
+		Then("patchbay mcp show " + conn.Slug)
 	e.RetryAfter = wait
 	return e
 }
 
-// result counts how opening went. A caller that gave up proves nothing.
-func (b *breaker) result(now time.Time, err error, gaveUp bool) {
+// result counts how opening went.
+func (b *breaker) result(now time.Time, err error) {
 	if err == nil {
 		*b = breaker{}
 		return
 	}
-	end := mcp.AsError(err).Ending
-	if _, ours := err.(*plane.Error); ours || gaveUp || end.Fault == plane.FaultCancelled {
+	if _, ours := err.(*plane.Error); ours || mcp.AsError(err).Ending.Fault == plane.FaultCancelled {
 		return
 	}
 	b.failures++

@@ -30,6 +30,7 @@ type Result struct {
 	Raw      json.RawMessage
 	Redacted bool
 	Version  string // of the protocol
+	Session  string // the server's name for the session, if it gave one
 	Bytes    int    // as received
 }
 
@@ -91,7 +92,7 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 		return res, endingOf(err), false, err
 	}
 	reply, err := s.client.CallTool(ctx, mcp.Call{Name: r.Definition.Name, Arguments: r.Arguments, Headers: r.Definition.ParamHeaders, Trace: r.Trace})
-	res.Version = s.client.Version()
+	res.Version, res.Session = s.client.Version(), s.client.SessionID()
 	if err != nil {
 		return res, mcp.AsError(err).Ending, true, cleanError(s, err, &res)
 	}
@@ -188,11 +189,12 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 			return nil, ctx.Err()
 		}
 		p.mu.Lock()
-		defer p.mu.Unlock()
-		if l.fetchedBy != nil {
-			return nil, l.fetchedBy
+		by := l.fetchedBy
+		p.mu.Unlock()
+		if by != nil && mcp.AsError(by).Ending.Fault == plane.FaultCancelled && ctx.Err() == nil {
+			return p.fetch(ctx, g, s, false) // its lister went away; that says nothing
 		}
-		return l, nil
+		return l, by
 	}
 	ch := make(chan struct{})
 	l.fetching = ch

@@ -69,7 +69,6 @@ type session struct {
 
 type opening struct {
 	done chan struct{}
-	s    *session
 	err  error
 }
 
@@ -113,27 +112,6 @@ func (p *Pool) End(id plane.SessionID) {
 		if k.forWhom == id {
 			gone = append(gone, s)
 			delete(p.sessions, k)
-		}
-	}
-	p.mu.Unlock()
-	if len(gone) > 0 {
-		p.workers.Go(func() { closeAll(gone) })
-	}
-}
-
-// Current drops every session whose connection is no longer at that version.
-func (p *Pool) Current(versions map[plane.ConnectionID]int64) {
-	p.mu.Lock()
-	var gone []*session
-	for k, s := range p.sessions {
-		if versions[k.conn] != k.version {
-			gone = append(gone, s)
-			delete(p.sessions, k)
-		}
-	}
-	for k := range p.lists {
-		if versions[k.conn] != k.version {
-			delete(p.lists, k)
 		}
 	}
 	p.mu.Unlock()
@@ -193,7 +171,11 @@ func (p *Pool) acquire(ctx context.Context, g policy.Grant, forWhom plane.Sessio
 		}
 		o, ok := p.opening[flight]
 		if !ok {
-			return p.open(ctx, g, shared, single, flight) // unlocks
+			if err := p.begin(ctx, g, shared, single, flight); err != nil {
+				p.mu.Unlock()
+				return nil, err
+			}
+			o = p.opening[flight]
 		}
 		p.mu.Unlock()
 		select {
@@ -216,35 +198,44 @@ func owner(c plane.Connection, g policy.Grant) string {
 	return ""
 }
 
-// open opens a session as the only opener of flight. It is called with the lock
-// held and returns without it.
-func (p *Pool) open(ctx context.Context, g policy.Grant, shared, single, flight key) (*session, error) {
+// begin starts to open a session, unless the breaker or the bound is against
+// it. The lock is held.
+func (p *Pool) begin(ctx context.Context, g policy.Grant, shared, single, flight key) error {
 	conn := g.Connection()
 	if err := p.admit(conn); err != nil {
-		p.mu.Unlock()
-		return nil, err
+		return err
 	}
 	victim, err := p.makeRoom(conn)
 	if err != nil {
-		p.mu.Unlock()
-		return nil, err
+		return err
 	}
 	o := &opening{done: make(chan struct{})}
 	p.opening[flight] = o
 	era := p.eras[conn.Endpoint]
-	p.mu.Unlock()
-	if victim != nil {
-		closeAll([]*session{victim})
-	}
+	p.workers.Go(func() {
+		if victim != nil {
+			closeAll([]*session{victim})
+		}
+		p.open(context.WithoutCancel(ctx), g, o, era, shared, single, flight)
+	})
+	return nil
+}
+
+// open opens a session as the only opener of flight. It outlives the caller who
+// happened to be first: others may wait for it too.
+func (p *Pool) open(ctx context.Context, g policy.Grant, o *opening, era mcp.Era, shared, single, flight key) {
+	conn := g.Connection()
+	ctx, cancel := context.WithTimeout(ctx, p.o.Limits.DiscoverOne)
+	defer cancel()
 	s, err := p.connect(ctx, g, era)
 	p.mu.Lock()
-	p.breaker(conn.ID).result(p.o.Clock.Now(), err, ctx.Err() != nil)
+	p.breaker(conn.ID).result(p.o.Clock.Now(), err)
 	if err == nil {
 		s.key = single
 		if s.client.Shareable() {
 			s.key = shared
 		}
-		s.busy, s.used = 1, p.o.Clock.Now()
+		s.used = p.o.Clock.Now()
 		p.eras[conn.Endpoint] = s.client.Era()
 		if p.closed {
 			err = plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
@@ -254,18 +245,15 @@ func (p *Pool) open(ctx context.Context, g policy.Grant, shared, single, flight 
 	} else if mcp.AsError(err).Ending.Fault == plane.FaultProtocol {
 		delete(p.eras, conn.Endpoint) // it may have changed its era
 	}
-	o.s, o.err = s, explain(conn, err)
+	o.err = explain(conn, err)
 	delete(p.opening, flight)
 	p.mu.Unlock()
 	close(o.done)
-	if o.err != nil {
-		if s != nil {
-			closeAll([]*session{s})
-		}
-		return nil, o.err
+	if o.err == nil {
+		s.client.Listen()
+	} else if s != nil {
+		closeAll([]*session{s})
 	}
-	s.client.Listen()
-	return s, nil
 }
 
 // makeRoom holds the bound on sessions: the oldest idle one has to go.
@@ -366,6 +354,6 @@ func explain(conn plane.Connection, err error) error {
 
 // clean searches what a server said for the credential.
 func clean(s *session, b json.RawMessage) (json.RawMessage, bool) {
-	out, hit := s.lease.Redactor().Clean(b)
+	out, hit := s.lease.Redactor().CleanJSON(b)
 	return out, hit
 }

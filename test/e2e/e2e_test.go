@@ -25,6 +25,7 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	os.Unsetenv("PATCHBAY_DATA") // it would go before the tests' configs
 	dir, err := os.MkdirTemp("", "e2e")
 	if err != nil {
 		panic(err)

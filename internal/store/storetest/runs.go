@@ -84,7 +84,14 @@ func fenced(t *testing.T, s *store.Store, clock *Clock) {
 	write(t, s, func(tx plane.Tx) error { return s.TurnRun(tx, now.ID, now.Fence, 1) })
 	now.State, now.WaitingFor, now.Spent = plane.RunWaiting, "reconcile", 3*time.Second
 	write(t, s, func(tx plane.Tx) error { return s.LeaveRun(tx, &now, nil) })
-	write(t, s, func(tx plane.Tx) error { return s.RequeueRun(tx, now.ID) })
+	for _, want := range []bool{true, false} {
+		write(t, s, func(tx plane.Tx) error {
+			if waited, err := s.RequeueRun(tx, now.ID); err != nil || waited != want {
+				t.Errorf("waited: %v, %v", waited, err)
+			}
+			return nil
+		})
+	}
 	v, err := s.RunByID(ctx, now.ID)
 	must(t, err)
 	if v.State != plane.RunQueued || v.Spent != 3*time.Second || v.Turns != 1 || v.Owner != "" {
