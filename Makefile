@@ -26,8 +26,9 @@ lint:
 # What takes minutes: the race detector, fuzzing, kills, the official suites.
 ci-long: race fuzz kill conformance
 
-RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/connect ./internal/catalog ./internal/model
-race:
+RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/connect ./internal/catalog ./internal/bridge
+race: deps
+	@command -v gcc >/dev/null || { apt-get update -q && apt-get install -y -q gcc libc6-dev; }
 	CGO_ENABLED=1 go test -race -timeout 280s $(RACED)
 
 FUZZTIME ?= 30s
@@ -57,6 +58,7 @@ deps: test/peers/node_modules/.installed
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q postgresql; }
 
 test/peers/node_modules/.installed: test/peers/package-lock.json
+	@command -v npm >/dev/null || { apt-get update -q && apt-get install -y -q nodejs npm; }
 	cd test/peers && npm ci --ignore-scripts --no-audit --no-fund
 	@touch $@
 
