@@ -168,6 +168,11 @@ func (a *App) connectAll(ctx context.Context) error {
 			a.o.Notice("%s is unavailable: the variable %s, which holds its token, is not set.", c.Slug, c.TokenEnv)
 		}
 	}
+	for _, name := range sortedKeys(a.cfg.Teams) {
+		if len(a.cfg.Teams[name].Connections) > 0 {
+			a.o.Notice("The connections of team %s serve nobody yet: no caller of this version belongs to a team.", name)
+		}
+	}
 	// The rules are checked before anything is written.
 	teams := map[string]policy.Team{}
 	for name, t := range a.cfg.Teams {
@@ -277,13 +282,19 @@ func (a *App) info(ctx context.Context) command.Status {
 			s.Healthy++
 		}
 	}
-	if rs, err := a.engine.List(ctx, 200); err == nil {
-		for _, r := range rs {
-			if r.State == plane.RunWaiting {
-				s.Waiting++
-			}
+	unknown, err := a.store.UnknownCalls(ctx)
+	if err != nil {
+		a.o.Log.Warn("the status lacks unknown calls", "err", err)
+	}
+	waiting := map[plane.RunID]bool{}
+	s.Unknown = []string{}
+	for _, c := range unknown {
+		s.Unknown = append(s.Unknown, string(c.ID))
+		if r, err := a.engine.Get(ctx, c.Run); err == nil && r.State == plane.RunWaiting {
+			waiting[c.Run] = true
 		}
 	}
+	s.Waiting = len(waiting)
 	return s
 }
 

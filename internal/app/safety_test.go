@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +17,9 @@ import (
 	"patchbay/internal/fake"
 	"patchbay/internal/mcp"
 	"patchbay/internal/netguard"
+	"patchbay/internal/plane"
+	"patchbay/internal/secret"
+	"patchbay/internal/store"
 )
 
 // The listener on TCP knows nobody, and answers only to its own name.
@@ -65,6 +69,52 @@ func TestTheTCPListenerIsClosed(t *testing.T) {
 	}
 	if info, err := os.Stat(filepath.Join(s.dir, "d")); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the data directory's mode: %v %v", info.Mode(), err)
+	}
+}
+
+// A run that somebody cancelled just before the process died does not go on
+// after the restart.
+func TestACancelledRunStaysCancelled(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("pay", ""))
+	dir := t.TempDir()
+	s := start(t, dir, upConfig(f)+scripted(`[{calls: [{tool: mcp__up__pay}]}, {say: paid}]`))
+	s.stop()
+	st, err := store.Open(t.Context(), store.Options{Path: filepath.Join(dir, "d", "patchbay.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := os.ReadFile(filepath.Join(dir, "d", "keys"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring, err := secret.ParseRing(secret.New(string(key)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := plane.Run{ID: plane.NewRunID(time.Now()), Agent: "general", Principal: plane.Local.ID}
+	err = st.Write(t.Context(), func(tx plane.Tx) error {
+		seal := func(record string, b string) []byte {
+			return ring.Seal(secret.Bind{Purpose: "content", Scope: string(r.ID), Record: record}, []byte(b))
+		}
+		if err := st.InsertRun(tx, &r, seal("prompt", "pay")); err != nil {
+			return err
+		}
+		if err := st.AddMessage(tx, r.ID, 1, seal("message/1", `{"role":"user","parts":[{"text":"pay"}]}`)); err != nil {
+			return err
+		}
+		if err := st.ClaimRun(tx, r.ID, "gone", tx.Now().Add(time.Hour)); err != nil {
+			return err
+		}
+		_, err := st.AskCancel(tx, r.ID, "enough")
+		return err
+	})
+	if err = errors.Join(err, st.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = start(t, dir, upConfig(f)+scripted(`[{calls: [{tool: mcp__up__pay}]}, {say: paid}]`))
+	show, _ := s.follow(string(r.ID))
+	if show.Run.State != "cancelled" || len(f.Calls()) != 0 {
+		t.Fatalf("%+v, %d calls", show.Run, len(f.Calls()))
 	}
 }
 

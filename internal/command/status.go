@@ -21,6 +21,7 @@ type Status struct {
 	Servers  int      `json:"servers"`
 	Healthy  int      `json:"servers_ok"`
 	Waiting  int      `json:"runs_waiting"`
+	Unknown  []string `json:"unknown_calls"` // ids; a person must say what became of them
 	Opens    []string `json:"egress_allow,omitempty"`
 }
 
@@ -40,6 +41,9 @@ func (o *Status) Text(w io.Writer, _ Style) {
 		fmt.Fprintln(w, "servers\tMCP is off")
 	}
 	fmt.Fprintf(w, "runs waiting for a person\t%d\n", o.Waiting)
+	for _, id := range o.Unknown {
+		fmt.Fprintf(w, "outcome unknown\t%s\tpatchbay runs resolve %s done|not-done\n", id, id)
+	}
 	for _, l := range o.Opens {
 		fmt.Fprintf(w, "egress.allow opens\t%s\n", l)
 	}

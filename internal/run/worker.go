@@ -1,6 +1,7 @@
 package run
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,8 @@ func (w *worker) work(ctx context.Context, sealedPrompt []byte) error {
 	}
 	w.run.Prompt = string(prompt)
 	if w.run.Cancel {
-		return errCancelled
+		err := w.commit(ctx, w.numberOn)
+		return cmp.Or(err, error(errCancelled))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -121,16 +123,19 @@ func (w *worker) principal() plane.Principal {
 // announce writes the run's first event, or that it goes on.
 func (w *worker) announce(ctx context.Context) error {
 	resumed := len(w.msgs) > 1 || w.run.Fence > 1
-	return w.commit(ctx, func(t plane.Tx) error {
-		next, err := w.e.o.Store.NextSeq(t, w.run.ID)
-		w.seq = next - 1
-		return err
-	}, func() pending {
+	return w.commit(ctx, w.numberOn, func() pending {
 		if resumed {
 			return pending{kind: plane.EventRunResumed, data: map[string]any{"fence": w.run.Fence}}
 		}
 		return pending{kind: plane.EventRunStarted, data: map[string]any{"agent": w.agent.Slug, "model": w.provider.Describe(), "prompt": w.run.Prompt}}
 	}())
+}
+
+// numberOn goes on with the numbers of the run's stored events.
+func (w *worker) numberOn(t plane.Tx) error {
+	next, err := w.e.o.Store.NextSeq(t, w.run.ID)
+	w.seq = next - 1
+	return err
 }
 
 // noteServers says on the run's record why a server is missing.
