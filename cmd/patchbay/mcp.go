@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"strings"
 
@@ -75,6 +76,10 @@ func (c *mcpCallCmd) Run(e *env) error {
 	}
 	var out command.MCPCall
 	if err := e.client.Command(e.ctx, "mcp.call", in, &out); err != nil {
+		if e.ctx.Err() != nil {
+			fmt.Fprintln(e.err, "patchbay: No longer waiting. Whether the call took effect is on record.\nNext: patchbay status")
+			return exitCode(exitUsage)
+		}
 		return err
 	}
 	if err := e.write(&out); err != nil {

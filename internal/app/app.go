@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,23 +50,24 @@ type Options struct {
 
 // App is a built program: New, Run, Close.
 type App struct {
-	o       Options
-	cfg     *Config
-	lock    *dataLock
-	store   *store.Store
-	guard   *netguard.Policy
-	pool    *upstream.Pool
-	engine  *run.Engine
-	traces  *telemetry.Traces
-	bridge  *bridge.Bridge
-	cats    *catalog.Catalogs
-	policy  atomic.Pointer[policy.Snapshot]
-	models  map[string]lazyModel
-	handler http.Handler
-	servers []*http.Server
-	demo    *demoServer
-	ready   chan struct{}
-	addr    net.Addr
+	o        Options
+	cfg      *Config
+	lock     *dataLock
+	store    *store.Store
+	guard    *netguard.Policy
+	pool     *upstream.Pool
+	engine   *run.Engine
+	traces   *telemetry.Traces
+	bridge   *bridge.Bridge
+	cats     *catalog.Catalogs
+	policy   atomic.Pointer[policy.Snapshot]
+	models   map[string]lazyModel
+	modelsMu sync.Mutex
+	handler  http.Handler
+	servers  []*http.Server
+	demo     *demoServer
+	ready    chan struct{}
+	addr     net.Addr
 }
 
 type lazyModel struct {
@@ -234,8 +236,8 @@ type agentsOf struct{ a *App }
 func (x agentsOf) Agent(slug string) (plane.Agent, bool) { return x.a.policy.Load().Agent(slug) }
 
 func (x agentsOf) Model(name string) (model.Provider, error) {
-	x.a.lock.mu.Lock()
-	defer x.a.lock.mu.Unlock()
+	x.a.modelsMu.Lock()
+	defer x.a.modelsMu.Unlock()
 	m, ok := x.a.models[name]
 	if !ok {
 		m.provider, m.err = x.a.cfg.provider(name)

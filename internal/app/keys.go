@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"syscall"
 
 	"patchbay/internal/plane"
@@ -94,10 +93,7 @@ func (a *App) checkRing(ctx context.Context, r *secret.Ring) error {
 }
 
 // dataLock keeps a second process away from the data directory.
-type dataLock struct {
-	f  *os.File
-	mu sync.Mutex // guards the models of the app
-}
+type dataLock struct{ f *os.File }
 
 func lockData(dir string) (*dataLock, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)

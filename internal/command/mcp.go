@@ -163,7 +163,7 @@ type MCPCall struct {
 	State   string          `json:"state"`
 	IsError bool            `json:"is_error"`
 	Message string          `json:"message,omitempty"` // why it failed
-	Result  json.RawMessage `json:"result,omitempty"`  // the server's own bytes
+	Result  json.RawMessage `json:"result,omitempty"`  // the server's result, its members and numbers as they came
 }
 
 // Text draws the text of the answer.
