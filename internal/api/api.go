@@ -58,6 +58,22 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mux.ServeHTTP(w, r)
 }
 
+// Closed serves the health and refuses everything else with who's reason: for a
+// listener on which nobody can be known.
+func (a *API) Closed() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/healthz" {
+			a.ServeHTTP(w, r)
+			return
+		}
+		_, err := a.who(r)
+		if err == nil {
+			err = plane.Errorf(plane.Forbidden, "This address answers its health only.")
+		}
+		a.fail(w, r, err)
+	})
+}
+
 // status maps kinds to HTTP, the one table of this surface.
 var status = map[plane.Kind]int{
 	plane.InvalidInput: http.StatusBadRequest, plane.Unauthenticated: http.StatusUnauthorized, plane.Forbidden: http.StatusForbidden,

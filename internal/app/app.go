@@ -63,7 +63,8 @@ type App struct {
 	policy   atomic.Pointer[policy.Snapshot]
 	models   map[string]lazyModel
 	modelsMu sync.Mutex
-	handler  http.Handler
+	handler  http.Handler // the socket's
+	closed   http.Handler // the TCP listener's
 	servers  []*http.Server
 	demo     *demoServer
 	ready    chan struct{}
@@ -256,8 +257,9 @@ func (a *App) surfaces() error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)
-	mux.Handle("/", api.New(reg, a.engine, a.o.Log, a.o.Version, principal))
-	a.handler = mux
+	rest := api.New(reg, a.engine, a.o.Log, a.o.Version, principal)
+	mux.Handle("/", rest)
+	a.handler, a.closed = mux, rest.Closed()
 	return nil
 }
 

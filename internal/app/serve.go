@@ -48,7 +48,7 @@ func (a *App) Run(ctx context.Context) error {
 	listener := func(h http.Handler) *http.Server {
 		return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: errLog}
 	}
-	onTCP, onSocket := listener(sameHost(a.addr.String(), healthOnly(a.handler))), listener(a.handler)
+	onTCP, onSocket := listener(sameHost(a.addr.String(), a.closed)), listener(a.handler)
 	onSocket.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { return context.WithValue(ctx, localKey{}, true) }
 	a.servers = []*http.Server{onTCP, onSocket}
 	if err := a.engine.Start(ctx); err != nil {
@@ -94,18 +94,6 @@ func listenSocket(path string) (net.Listener, error) {
 		return nil, errors.Join(plane.Errorf(plane.Unavailable, "The socket's mode cannot be set.").Because(err), l.Close())
 	}
 	return l, nil
-}
-
-// healthOnly answers the health and nothing else while nobody can sign in: the
-// API's own refusal stands for every other path.
-func healthOnly(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/healthz" {
-			r = r.Clone(r.Context())
-			r.Method, r.URL.Path = http.MethodPost, "/api/commands/status" // asks who is calling, and nobody is
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 // sameHost refuses requests whose Host or Origin is not this loopback listener:

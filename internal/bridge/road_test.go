@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"patchbay/internal/bridge"
@@ -89,6 +91,43 @@ func TestALostSessionIsOpenedAgainOnce(t *testing.T) {
 		if c := r.state(id); c.Attempts != 2 || c.State != plane.CallSucceeded {
 			t.Errorf("%+v", c)
 		}
+	}
+}
+
+// Two calls wait for one session to open. The one that began to open it gives
+// up; the other is served all the same.
+func TestACallersEndDoesNotEndTheOther(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("t", ""))
+	r := newRig(t, nil, server{"up", f, nil})
+	reached, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	f.Wrap(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			once.Do(func() { close(reached); <-release })
+			next.ServeHTTP(w, q)
+		})
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	first, second := make(chan error, 1), make(chan error, 1)
+	open := func(ctx context.Context, out chan error) {
+		_, err := r.bridge.Open(ctx, bridge.Opening{Agent: "general", Principal: plane.Local, Results: plane.Marked})
+		out <- err
+	}
+	go open(ctx, first)
+	<-reached
+	go open(t.Context(), second)
+	time.Sleep(20 * time.Millisecond)
+	cancel()
+	if err := <-first; err == nil {
+		t.Error("the one that gave up was served")
+	}
+	close(release)
+	if err := <-second; err != nil {
+		t.Error(err)
+	}
+	sess := r.open("general")
+	if out := r.call(sess, "mcp__up__t", `{}`); out.IsError {
+		t.Errorf("%+v %s", out, whys(sess))
 	}
 }
 

@@ -116,7 +116,21 @@ func (p *Pool) End(id plane.SessionID) {
 	}
 	p.mu.Unlock()
 	if len(gone) > 0 {
-		p.workers.Go(func() { closeAll(gone) })
+		p.spawn(func() { closeAll(gone) })
+	}
+}
+
+// spawn does work that nobody waits for, in the caller's own time once the pool
+// is closing.
+func (p *Pool) spawn(fn func()) {
+	p.mu.Lock()
+	closed := p.closed
+	if !closed {
+		p.workers.Go(fn)
+	}
+	p.mu.Unlock()
+	if closed {
+		fn()
 	}
 }
 
@@ -327,7 +341,7 @@ func (p *Pool) drop(s *session) {
 	}
 	p.mu.Unlock()
 	if mine {
-		p.workers.Go(func() { s.client.Close(); s.lease.Close() })
+		p.spawn(func() { closeAll([]*session{s}) })
 	}
 }
 
