@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"syscall"
 
 	"patchbay/internal/app"
 	"patchbay/internal/secret"
@@ -32,6 +33,7 @@ func (c *serveCmd) Run(e *env) error {
 		cfg.Data = e.data
 	}
 	e.data = cfg.Data
+	syscall.Umask(0o077) // database, socket and keys are the owner's alone
 	// net/http writes stray bytes of a server into the standard log, and a server
 	// may echo a credential.
 	log.SetOutput(io.Discard)

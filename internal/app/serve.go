@@ -63,13 +63,24 @@ func (a *App) Run(ctx context.Context) error {
 		}()
 	}
 	close(a.ready)
-	select {
-	case <-ctx.Done():
-		return nil
-	case err := <-failed:
-		return plane.Errorf(plane.Unavailable, "A listener failed.").Because(err)
+	look := time.NewTicker(lostEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return plane.Errorf(plane.Unavailable, "A listener failed.").Because(err)
+		case <-look.C:
+			if err := a.store.LostBehind(); err != nil {
+				a.o.Log.Error("a record written behind was lost", "err", err, "cause", errors.Unwrap(err))
+			}
+		}
 	}
 }
+
+// lostEvery is how often it is looked whether a record was lost.
+const lostEvery = 5 * time.Second
 
 // Ready is closed when the app serves.
 func (a *App) Ready() <-chan struct{} { return a.ready }
