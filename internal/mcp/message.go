@@ -29,6 +29,8 @@ type Message struct {
 	// Of a result that is an object, read in the same pass.
 	isError    bool
 	needsInput bool
+
+	spelled bool // a string holds \u or \/ escapes
 }
 
 // clone copies the message out of the buffer it was read from.
@@ -57,7 +59,7 @@ func ReadMessage(b []byte, r Reading) (Message, error) {
 	if t := bytes.TrimLeft(b, " \t\r\n"); len(t) > 0 && t[0] == '[' {
 		return m, fmt.Errorf("%w: batches are not part of the versions spoken here", ErrJSON)
 	}
-	err := twoLevels(b, r, func(key string) func(string, []byte) error {
+	s := scanner{b: b, reading: r, inner: func(key string) func(string, []byte) error {
 		if key != "result" {
 			return nil
 		}
@@ -71,7 +73,8 @@ func ReadMessage(b []byte, r Reading) (Message, error) {
 			}
 			return nil
 		}
-	}, func(key string, value []byte) error {
+	}}
+	err := s.members(func(key string, value []byte) error {
 		switch key {
 		case "jsonrpc":
 			v, _ := String(value)
@@ -101,6 +104,7 @@ func ReadMessage(b []byte, r Reading) (Message, error) {
 		}
 		return nil
 	})
+	m.spelled = s.spelled
 	switch {
 	case err != nil:
 		return m, err

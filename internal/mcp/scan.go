@@ -41,6 +41,10 @@ type scanner struct {
 	// inner, when set, is asked for a visitor of the outermost object's members
 	// that are objects themselves, so that two levels take one pass.
 	inner func(key string) func(key string, value []byte) error
+
+	// spelled is set when a string holds an escape that may stand for a plain
+	// character: \u or \/.
+	spelled bool
 }
 
 // Check reads all of b as one JSON value.
@@ -58,16 +62,15 @@ func Check(b []byte, r Reading) error {
 // Members reads all of b as one JSON object and calls fn for each member of it
 // with the decoded key and the value's own bytes.
 func Members(b []byte, r Reading, fn func(key string, value []byte) error) error {
-	return twoLevels(b, r, nil, fn)
+	s := scanner{b: b, reading: r}
+	return s.members(fn)
 }
 
-// twoLevels is Members that also visits, in the same pass, the members of those
-// members that inner gives a visitor for.
-func twoLevels(b []byte, r Reading, inner func(key string) func(string, []byte) error, fn func(key string, value []byte) error) error {
-	if !utf8.Valid(b) {
+// members reads the scanner's bytes as one object.
+func (s *scanner) members(fn func(key string, value []byte) error) error {
+	if !utf8.Valid(s.b) {
 		return fmt.Errorf("%w: invalid UTF-8", ErrJSON)
 	}
-	s := scanner{b: b, reading: r, inner: inner}
 	s.space()
 	if s.i >= len(s.b) || s.b[s.i] != '{' {
 		return fmt.Errorf("%w: not an object", ErrJSON)
@@ -376,13 +379,18 @@ func (s *scanner) str(r Reading) (raw []byte, escaped bool, err error) {
 	}
 }
 
-// short are the characters of the two-character escapes.
-var short = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+// short are the characters of the two-character escapes that nothing else spells.
+var short = [256]bool{'"': true, '\\': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
 
-// escape reads a \u escape, the only kind that is left.
+// escape reads the escapes that are left: \/ and \u.
 func (s *scanner) escape(r Reading) error {
 	if s.i+1 >= len(s.b) {
 		return s.fail("a string does not end")
+	}
+	s.spelled = true
+	if s.b[s.i+1] == '/' {
+		s.i += 2
+		return nil
 	}
 	if s.b[s.i+1] != 'u' {
 		return s.fail("an unknown escape")

@@ -107,6 +107,7 @@ type Reply struct {
 	Result     json.RawMessage
 	IsError    bool
 	NeedsInput bool // 2026-07-28: resultType input_required
+	Spelled    bool // strings hold escapes that may stand for plain characters
 }
 
 // CallTool sends one call, once. A failure is an *Error whose Ending says what
@@ -144,7 +145,7 @@ func (c *Client) CallTool(ctx context.Context, call Call) (Reply, error) {
 	if err != nil {
 		return Reply{}, err
 	}
-	return Reply{Result: m.Result, IsError: m.isError, NeedsInput: m.needsInput}, nil
+	return Reply{Result: m.Result, IsError: m.isError, NeedsInput: m.needsInput, Spelled: m.spelled}, nil
 }
 
 // topMembers visits the members of an object that was checked already.

@@ -97,7 +97,11 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 		return res, mcp.AsError(err).Ending, true, cleanError(s, err, &res)
 	}
 	res.Bytes = len(reply.Result)
-	res.Raw, res.Redacted = clean(s, reply.Result)
+	if reply.Spelled {
+		res.Raw, res.Redacted = clean(s, reply.Result)
+	} else {
+		res.Raw, res.Redacted = s.lease.Redactor().Clean(reply.Result)
+	}
 	end = plane.Ending{Answered: true, IsError: reply.IsError}
 	if reply.NeedsInput {
 		end.IsError, end.Detail = true, "The server asked for input that an own run cannot give."
