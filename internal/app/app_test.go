@@ -237,7 +237,7 @@ func TestConcurrencyFollowsTheHints(t *testing.T) {
 		}
 		order = append(order, string(in.Arguments))
 		mu.Unlock()
-		time.Sleep(60 * time.Millisecond)
+		time.Sleep(250 * time.Millisecond)
 		mu.Lock()
 		now[in.Name]--
 		mu.Unlock()

@@ -185,7 +185,7 @@ func (c *Catalogs) discover(ctx context.Context, g policy.Grant, f *discovery) {
 }
 
 func timeUp(g policy.Grant, cause error) error {
-	return plane.Errorf(plane.Unavailable, "%s did not answer in time.", g.Connection().Slug).Over("discover_one").Because(cause)
+	return plane.Errorf(plane.Unavailable, "%s: The server did not answer in time.", g.Connection().Slug).Over("discover_one").Because(cause)
 }
 
 // Adopt makes a listing the connection's snapshot. Nothing is written when it

@@ -267,10 +267,10 @@ func TestProgressResetsTheIdleTimer(t *testing.T) {
 	c := opened(t, script{methodToolsCall: func(w http.ResponseWriter, _ *http.Request, id string) {
 		for range 5 {
 			sse(w, `data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":2,"progress":1}}`+"\n\n")
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(250 * time.Millisecond)
 		}
 		sse(w, `data: {"jsonrpc":"2.0","id":`+id+`,"result":`+okText+"}\n\n")
-	}}, func(o *Options) { o.Bounds.Idle = 250 * time.Millisecond })
+	}}, func(o *Options) { o.Bounds.Idle = time.Second })
 	var progress atomic.Int32
 	if _, err := c.CallTool(t.Context(), Call{Name: "x", Progress: func(json.RawMessage) { progress.Add(1) }}); err != nil {
 		t.Fatal(err)
