@@ -47,7 +47,7 @@ func TestAChangedDefinitionIsRefused(t *testing.T) {
 }
 
 // Ten calls find their session lost at once: one new session is opened, each
-// call runs exactly once, as a second attempt.
+// call runs exactly once, those that met the old one as a second attempt.
 func TestALostSessionIsOpenedAgainOnce(t *testing.T) {
 	f := fake.NewMCP(t, fake.Tool("t", ""))
 	f.Half.Sessions = true
@@ -87,10 +87,18 @@ func TestALostSessionIsOpenedAgainOnce(t *testing.T) {
 	if n := opened.Load() - before; n != 1 {
 		t.Errorf("%d sessions were opened", n)
 	}
+	again := 0
 	for id := range ids {
-		if c := r.state(id); c.Attempts != 2 || c.State != plane.CallSucceeded {
+		c := r.state(id)
+		if c.Attempts > 2 || c.State != plane.CallSucceeded {
 			t.Errorf("%+v", c)
 		}
+		if c.Attempts == 2 {
+			again++ // the others came when the new session stood already
+		}
+	}
+	if again == 0 {
+		t.Error("no call met the lost session")
 	}
 }
 
