@@ -201,6 +201,9 @@ func TestBreaker(t *testing.T) {
 	if n := dials.Load(); n > 2*4 { // each try is a probe of the era and an initialize
 		t.Errorf("%d requests reached it", n)
 	}
+	if why := whys(r.open("general")); !strings.Contains(why, "The server failed (HTTP 500). It failed") {
+		t.Errorf("the reason is lost: %s", why)
+	}
 }
 
 func TestDescriptionsAreMarkedAndClipped(t *testing.T) {

@@ -116,6 +116,9 @@ func (p *scripted) improvise(r Request, turn int) Step {
 			best, score = i, n
 		}
 	}
+	if !slices.ContainsFunc(r.Tools, func(t plane.ToolSpec) bool { return strings.HasPrefix(t.Name, "mcp__") }) {
+		return Step{Say: "No model is configured, and this agent has no tool of any server to call: none is connected for it, or none answered. See patchbay agents list and patchbay mcp list."}
+	}
 	if best < 0 {
 		return Step{Say: "No model is configured, and no tool here has a word in common with the question. Ask for something a tool can do, or name a model in patchbay.yaml."}
 	}

@@ -13,6 +13,7 @@ import (
 type breaker struct {
 	failures int
 	until    time.Time
+	last     string // why the last try failed, in a sentence
 }
 
 const (
@@ -32,11 +33,12 @@ func (p *Pool) breaker(id plane.ConnectionID) *breaker {
 
 // admit refuses while the breaker is open. The lock is held.
 func (p *Pool) admit(conn plane.Connection) error {
-	wait := p.breaker(conn.ID).until.Sub(p.o.Clock.Now())
+	b := p.breaker(conn.ID)
+	wait := b.until.Sub(p.o.Clock.Now())
 	if wait <= 0 {
 		return nil
 	}
-	e := plane.Errorf(plane.Unavailable, "%s failed several times in a row; it is tried again in %s.", conn.Slug, wait.Round(time.Second)).
+	e := plane.Errorf(plane.Unavailable, "%s: %s It failed %d times in a row and is tried again in %s.", conn.Slug, b.last, b.failures, max(wait.Round(time.Second), time.Second)).
 		Then("patchbay mcp show " + conn.Slug)
 	e.RetryAfter = wait
 	return e
@@ -52,6 +54,7 @@ func (b *breaker) result(now time.Time, err error) {
 		return
 	}
 	b.failures++
+	b.last = mcp.AsError(err).Ending.Detail
 	if b.failures < breakAfter {
 		return
 	}

@@ -360,10 +360,26 @@ func explain(conn plane.Connection, err error) error {
 	}
 	out := plane.Errorf(kind, "%s: %s", conn.Slug, e.Ending.Detail).Because(err)
 	out.RetryAfter = e.RetryAfter
+	out.Next = nextFor(conn, e.Ending)
 	if e.Ending.Status == http.StatusTooManyRequests {
 		out.Kind = plane.Limited
 	}
 	return out
+}
+
+// nextFor is the step that helps against a failure, where there is one.
+func nextFor(conn plane.Connection, e plane.Ending) string {
+	switch {
+	case e.Challenge && conn.TokenEnv != "":
+		return "Put a valid token into " + conn.TokenEnv + " and start Patchbay again."
+	case e.Challenge:
+		return "It wants a credential: name a variable with its token as token_env."
+	case e.Status == http.StatusNotFound || e.Status == http.StatusMethodNotAllowed:
+		return "Check the path of its URL, " + conn.Endpoint + "."
+	case e.NothingSent && e.Fault == plane.FaultTransport:
+		return "Check that it runs, and its URL, " + conn.Endpoint + "."
+	}
+	return ""
 }
 
 // clean searches what a server said for the credential.
