@@ -104,7 +104,7 @@ func build(dir, url, database string) (*rig, error) {
 		return nil, err
 	}
 	os.Setenv("BENCH_TOKEN", "pTq7Zk2mXw9RvLs4YhNd8JcFgB6aUe3K")
-	conns := connect.New(st, func(string) (secret.Text, bool) { return secret.New(os.Getenv("BENCH_TOKEN")), true })
+	conns := connect.New(connect.Options{Store: st, Clock: plane.SystemClock{}, Lookup: func(string) (secret.Text, bool) { return secret.New(os.Getenv("BENCH_TOKEN")), true }})
 	pinned, err := conns.Pin(ctx, []plane.Connection{{Scope: plane.Scope{Kind: plane.ScopeOrg}, Slug: "up", Endpoint: url, Auth: plane.AuthBearer, TokenEnv: "BENCH_TOKEN", Enabled: true}})
 	if err != nil {
 		return nil, err

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -14,7 +17,6 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
-	"github.com/posener/complete"
 	"github.com/willabides/kongplete"
 
 	"patchbay/internal/app"
@@ -22,6 +24,7 @@ import (
 	"patchbay/internal/command"
 	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
+	"patchbay/internal/secret"
 )
 
 // version is set by the build.
@@ -30,18 +33,15 @@ var version = "dev"
 // cli is the grammar; each group stands in a file of its own.
 type cli struct {
 	JSON bool   `name:"json" help:"Write JSON with stable field names."`
-	Data string `name:"data" placeholder:"DIR" help:"Data directory of the server to speak to (default: $PATCHBAY_DATA, data of ./patchbay.yaml, or ~/.local/share/patchbay)."`
+	Data string `name:"data" placeholder:"DIR" help:"Data directory of the server to speak to (default: $PATCHBAY_DATA, data of ./patchbay.yaml, or ~/.local/share/patchbay; $PATCHBAY_URL and $PATCHBAY_TOKEN reach a server elsewhere)."`
 
 	Serve      serveCmd      `cmd:"" help:"Start the server."`
 	Ask        askCmd        `cmd:"" help:"Ask an agent something and watch it answer."`
-	MCP        mcpGroup      `cmd:"" name:"mcp" help:"MCP servers and their tools."`
-	Runs       runsGroup     `cmd:"" help:"Runs of agents."`
-	Agents     agentsGroup   `cmd:"" help:"Agents."`
-	Keys       keysGroup     `cmd:"" help:"The key ring."`
-	Status     statusCmd     `cmd:"" help:"Say what the server is and how it stands."`
 	Doctor     doctorCmd     `cmd:"" help:"Look for what is wrong on this machine."`
 	Completion completionCmd `cmd:"" help:"Print a completion script for bash, zsh or fish."`
 	Version    versionCmd    `cmd:"" help:"Print the version."`
+
+	kong.Plugins // the commands of the registry
 }
 
 // env is what a command runs with.
@@ -92,7 +92,8 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	var c cli
+	grammar := command.New(command.Deps{}).Grammar(command.Extra{Group: "keys", Name: "generate", Help: "Print a new key for the ring.", Value: &keysGenerateCmd{}})
+	c := cli{Plugins: kong.Plugins{grammar.Root()}}
 	parser, err := kong.New(&c, kong.Name("patchbay"), kong.Description("Agents use the tools of MCP servers: governed, and on the record."),
 		kong.Writers(stdout, stderr), kong.Exit(func(n int) { panic(exited(n)) }), kong.UsageOnError(),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
@@ -106,18 +107,54 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 		fmt.Fprintf(stderr, "patchbay: %s\nNext: patchbay --help\n", err)
 		return exitUsage
 	}
-	e := newEnv(ctx, &c, stdin, stdout, stderr)
+	e, err := newEnv(ctx, &c, stdin, stdout, stderr)
+	if err != nil {
+		return e.report(err)
+	}
+	if cmd, in := grammar.Selected(kctx); cmd != nil {
+		return e.report(e.run(cmd, in))
+	}
 	return e.report(kctx.Run(e))
 }
 
-func newEnv(ctx context.Context, c *cli, stdin io.Reader, stdout, stderr io.Writer) *env {
+// newEnv says where the server is: at PATCHBAY_URL, else at the socket in its
+// data directory.
+func newEnv(ctx context.Context, c *cli, stdin io.Reader, stdout, stderr io.Writer) (*env, error) {
 	e := &env{ctx: ctx, in: stdin, out: stdout, err: stderr, json: c.JSON, data: c.Data, style: styleOf(stdout)}
 	e.dataFlag = c.Data != ""
 	if !e.dataFlag {
 		e.data = clientData()
 	}
-	e.client = client.New("http://patchbay", netguard.InfraSocket(filepath.Join(e.data, app.SocketName)))
-	return e
+	base := os.Getenv("PATCHBAY_URL")
+	if base == "" || e.dataFlag {
+		e.client = client.New("http://patchbay", netguard.InfraSocket(filepath.Join(e.data, app.SocketName)))
+		return e, nil
+	}
+	u, err := url.Parse(base)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return e, plane.Errorf(plane.InvalidInput, "PATCHBAY_URL is no address of a server.").Then("export PATCHBAY_URL=https://patchbay.example.com")
+	}
+	token := secret.New(os.Getenv("PATCHBAY_TOKEN"))
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	e.client = client.New(base, bearer{netguard.Infra(net.JoinHostPort(u.Hostname(), port)), token})
+	return e, nil
+}
+
+// bearer shows the token to the one server that PATCHBAY_URL names.
+type bearer struct {
+	to    http.RoundTripper
+	token secret.Text
+}
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !b.token.Empty() {
+		r = r.Clone(r.Context())
+		b.token.Expose(func(s string) { r.Header.Set("Authorization", "Bearer "+s) })
+	}
+	return b.to.RoundTrip(r)
 }
 
 // configPath is the config file to use: the one that was named, else
@@ -187,14 +224,6 @@ func (e *env) report(err error) int {
 	return exitFailed
 }
 
-// command runs a command of the server and writes its output.
-func (e *env) command(name string, in any, out command.Output) error {
-	if err := e.client.Command(e.ctx, name, in, out); err != nil {
-		return err
-	}
-	return e.write(out)
-}
-
 func (e *env) write(out command.Output) error {
 	if e.json {
 		return writeJSON(e.out, out)
@@ -240,61 +269,4 @@ func (c completionCmd) Run(e *env) error {
 		fmt.Fprintf(e.out, "function __complete_patchbay\n    set -lx COMP_LINE (commandline -cp)\n    test -z (commandline -ct)\n    and set COMP_LINE \"$COMP_LINE \"\n    %s\nend\ncomplete -f -c patchbay -a \"(__complete_patchbay)\"\n", exe)
 	}
 	return nil
-}
-
-// predictors complete names by asking the server, shortly.
-func predictors() map[string]complete.Predictor {
-	ask := func(fill func(e *env) []string) complete.Predictor {
-		return complete.PredictFunc(func(complete.Args) []string {
-			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-			defer cancel()
-			return fill(newEnv(ctx, &cli{}, nil, io.Discard, io.Discard))
-		})
-	}
-	return map[string]complete.Predictor{
-		"server": ask(func(e *env) []string {
-			var out command.MCPList
-			if e.client.Command(e.ctx, "mcp.list", command.MCPListInput{}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, s := range out.Servers {
-				names = append(names, s.Name)
-			}
-			return names
-		}),
-		"tool": ask(func(e *env) []string {
-			var out command.MCPTools
-			if e.client.Command(e.ctx, "mcp.tools", command.MCPToolsInput{}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, t := range out.Tools {
-				names = append(names, t.Name)
-			}
-			return names
-		}),
-		"agent": ask(func(e *env) []string {
-			var out command.AgentsList
-			if e.client.Command(e.ctx, "agents.list", command.AgentsListInput{}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, a := range out.Agents {
-				names = append(names, a.Slug)
-			}
-			return names
-		}),
-		"run": ask(func(e *env) []string {
-			var out command.RunsList
-			if e.client.Command(e.ctx, "runs.list", command.RunsListInput{Limit: 20}, &out) != nil {
-				return nil
-			}
-			names := []string{"last"}
-			for _, r := range out.Runs {
-				names = append(names, r.ID)
-			}
-			return names
-		}),
-	}
 }

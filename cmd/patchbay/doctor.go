@@ -100,7 +100,10 @@ func (c *doctorCmd) local(e *env) []finding {
 // server looks at the running server, or at whether one could start.
 func (c *doctorCmd) server(e *env) []finding {
 	var st command.Status
-	err := newEnv(e.ctx, &cli{Data: e.data}, nil, e.out, e.err).client.Command(e.ctx, "status", command.StatusInput{}, &st)
+	at, err := newEnv(e.ctx, &cli{Data: e.data}, nil, e.out, e.err)
+	if err == nil {
+		err = at.client.Command(e.ctx, "status", command.StatusInput{}, &st)
+	}
 	if err != nil {
 		out := []finding{{What: "server", Says: "none answers on " + filepath.Join(e.data, app.SocketName), Next: "patchbay serve"}}
 		if l, lerr := net.Listen("tcp", c.listen); c.listen != "" && lerr != nil {

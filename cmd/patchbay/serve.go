@@ -62,6 +62,9 @@ func (c *serveCmd) Run(e *env) error {
 func (c *serveCmd) greet(e *env, a *app.App) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nPatchbay serves on http://%s and on the socket in its data directory.\n", a.Addr())
+	if link := a.SignInLink(); link != "" {
+		fmt.Fprintf(&b, "Sign a browser in as the local admin, once: %s\n", link)
+	}
 	for _, l := range a.Opens() {
 		fmt.Fprintf(&b, "egress.allow opens %s.\n", l)
 	}
@@ -80,13 +83,9 @@ func (c *serveCmd) greet(e *env, a *app.App) {
 	if c.Demo {
 		fmt.Fprintf(&b, "  %s%s ask \"Where is order 1002?\"\n  %s%s runs show last\n  %s%s mcp list\n", exe, data, exe, data, exe, data)
 	} else {
-		fmt.Fprintf(&b, "  %s%s mcp list\n  %s%s ask \"…\"\n", exe, data, exe, data)
+		fmt.Fprintf(&b, "  %s%s mcp add linear https://mcp.linear.app/mcp\n  %s%s ask \"…\"\n", exe, data, exe, data)
 	}
 	fmt.Fprintln(e.err, b.String())
-}
-
-type keysGroup struct {
-	Generate keysGenerateCmd `cmd:"" help:"Print a new key for the ring."`
 }
 
 type keysGenerateCmd struct{}

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
 func isTerminal(f *os.File) bool {
@@ -26,4 +31,19 @@ func writeJSON(w io.Writer, v any) error {
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
+}
+
+// readSecret reads one line; on a terminal with a prompt and without echo.
+func readSecret(in io.Reader, out io.Writer, prompt string) (string, error) {
+	if f, ok := in.(*os.File); ok && isTerminal(f) {
+		fmt.Fprint(out, prompt)
+		b, err := term.ReadPassword(int(f.Fd()))
+		fmt.Fprintln(out)
+		return strings.TrimSpace(string(b)), err
+	}
+	line, err := bufio.NewReader(io.LimitReader(in, maxInput)).ReadString('\n')
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return strings.TrimSpace(line), err
 }

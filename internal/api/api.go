@@ -13,6 +13,8 @@ import (
 	"strconv"
 
 	"patchbay/internal/command"
+	"patchbay/internal/consent"
+	"patchbay/internal/oauth"
 	"patchbay/internal/plane"
 	"patchbay/internal/run"
 )
@@ -30,17 +32,40 @@ type API struct {
 	runs     Runs
 	log      *slog.Logger
 	version  string
+	signIn   SignIn
 	who      func(*http.Request) (plane.Principal, error)
+	maySee   func(plane.Principal, plane.Run) bool
 	mux      *http.ServeMux
 }
 
 // maxBody bounds a request's body, in bytes.
 const maxBody = 4 << 20
 
-// New makes the surface. who tells the caller of a request, or why there is
-// none.
-func New(commands *command.Registry, runs Runs, log *slog.Logger, version string, who func(*http.Request) (plane.Principal, error)) *API {
-	a := &API{commands: commands, runs: runs, log: log, version: version, who: who, mux: http.NewServeMux()}
+// SignIn begins sign-ins for callers who have a browser at hand, and describes us
+// to authorization servers.
+type SignIn interface {
+	StartFor(ctx context.Context, who plane.Principal, id plane.ConnectionID, redirect, back string) (consent.Leaving, error)
+	Document(local bool) (oauth.Metadata, error)
+}
+
+// Options of the surface.
+type Options struct {
+	Commands *command.Registry
+	Runs     Runs
+	SignIn   SignIn
+	Log      *slog.Logger
+	Version  string
+	Who      func(*http.Request) (plane.Principal, error) // the caller, or why there is none
+	MaySee   func(who plane.Principal, run plane.Run) bool
+}
+
+// New makes the surface.
+func New(o Options) *API {
+	a := &API{commands: o.Commands, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mux: http.NewServeMux()}
+	a.mux.HandleFunc("GET /api/commands/{name}", a.describe)
+	a.mux.HandleFunc("POST /api/agents/{slug}/mcp/oauth/start", a.startSignIn)
+	a.mux.HandleFunc("GET "+consent.DocumentPath, a.document(false))
+	a.mux.HandleFunc("GET "+consent.LocalDocumentPath, a.document(true))
 	a.mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
 	a.mux.HandleFunc("GET /api/openapi.json", a.openapi)
 	a.mux.HandleFunc("POST /api/commands/{name}", a.command)
@@ -56,22 +81,6 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	a.mux.ServeHTTP(w, r)
-}
-
-// Closed serves the health and refuses everything else with who's reason: for a
-// listener on which nobody can be known.
-func (a *API) Closed() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/healthz" {
-			a.ServeHTTP(w, r)
-			return
-		}
-		_, err := a.who(r)
-		if err == nil {
-			err = plane.Errorf(plane.Forbidden, "This address answers its health only.")
-		}
-		a.fail(w, r, err)
-	})
 }
 
 // status maps kinds to HTTP, the one table of this surface.

@@ -19,8 +19,13 @@ const (
 
 // events streams a run's events, or lists them where JSON is asked for.
 func (a *API) events(w http.ResponseWriter, r *http.Request) {
-	if _, err := a.who(r); err != nil {
+	who, err := a.who(r)
+	if err != nil {
 		a.fail(w, r, err)
+		return
+	}
+	if !who.Rights.Has(plane.RunsRead) {
+		a.fail(w, r, plane.Errorf(plane.Forbidden, "The token lacks the scope runs:read."))
 		return
 	}
 	id := plane.RunID(r.PathValue("id"))
@@ -40,7 +45,11 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) {
 		}
 		after = n
 	}
-	if _, err := a.runs.Get(r.Context(), id); err != nil {
+	run, err := a.runs.Get(r.Context(), id)
+	if err == nil && !a.maySee(who, run) {
+		err = plane.Errorf(plane.NotFound, "There is no such run.")
+	}
+	if err != nil {
 		a.fail(w, r, err)
 		return
 	}

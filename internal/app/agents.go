@@ -44,6 +44,7 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		a.Prompt = cmp.Or(cc.Prompt, a.Prompt)
 		a.Trust = cmp.Or(cc.Trust, a.Trust)
 		a.Model = cc.Model
+		a.Operators = cc.Operators
 		if cc.Tools != nil {
 			a.Tools = *cc.Tools
 		}

@@ -19,13 +19,14 @@ import (
 	"time"
 
 	"patchbay/internal/api"
+	"patchbay/internal/authn"
 	"patchbay/internal/bridge"
 	"patchbay/internal/catalog"
 	"patchbay/internal/command"
 	"patchbay/internal/connect"
+	"patchbay/internal/consent"
 	"patchbay/internal/ingress"
 	"patchbay/internal/ledger"
-	"patchbay/internal/mcp"
 	"patchbay/internal/model"
 	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
@@ -35,6 +36,7 @@ import (
 	"patchbay/internal/store"
 	"patchbay/internal/telemetry"
 	"patchbay/internal/upstream"
+	"patchbay/internal/web"
 )
 
 // Options are what is not in the config file.
@@ -60,15 +62,24 @@ type App struct {
 	traces   *telemetry.Traces
 	bridge   *bridge.Bridge
 	cats     *catalog.Catalogs
+	conns    *connect.Connections
+	consent  *consent.Service
+	auth     *authn.Authenticator
+	ring     *secret.Ring
+	keys     *rotation
 	policy   atomic.Pointer[policy.Snapshot]
+	live     atomic.Pointer[Config] // what a reload replaces: agents, teams, people, pinned connections, models
+	reloadMu sync.Mutex             // held from reading what is stored to publishing the policy
+	pinned   []plane.Connection     // with reloadMu held
+	changes  string                 // the stored connections' counter, with reloadMu held
 	models   map[string]lazyModel
 	modelsMu sync.Mutex
-	handler  http.Handler // the socket's
-	closed   http.Handler // the TCP listener's
+	handler  http.Handler
 	servers  []*http.Server
+	work     sync.WaitGroup // upkeep, ended by Run's context
 	demo     *demoServer
 	ready    chan struct{}
-	addr     net.Addr
+	addr     atomic.Pointer[net.Addr]
 }
 
 type lazyModel struct {
@@ -97,8 +108,8 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 			return a, err
 		}
 	}
-	ring, err := a.openStore(ctx)
-	if err != nil {
+	a.live.Store(a.cfg)
+	if a.ring, err = a.openStore(ctx); err != nil {
 		return a, err
 	}
 	if a.traces = o.Traces; a.traces == nil {
@@ -106,10 +117,13 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 			return a, err
 		}
 	}
+	if err := a.openIdentity(); err != nil {
+		return a, err
+	}
 	if err := a.connectAll(ctx); err != nil {
 		return a, err
 	}
-	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: ledger.New(a.store, o.Clock), Agents: agentsOf{a}, Ring: ring,
+	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: ledger.New(a.store, o.Clock), Agents: agentsOf{a}, Ring: a.ring,
 		Clock: o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
 	return a, a.surfaces()
 }
@@ -149,70 +163,6 @@ func (a *App) openStore(ctx context.Context) (*secret.Ring, error) {
 	return ring, a.checkRing(ctx, ring)
 }
 
-// connectAll compiles the policy, pins the connections and builds the road.
-func (a *App) connectAll(ctx context.Context) error {
-	var err error
-	if a.guard, err = netguard.NewPolicy(a.cfg.Egress.Allow, a.cfg.Limits.HeaderTimeout); err != nil {
-		return err
-	}
-	agents, err := a.cfg.agents()
-	if err != nil {
-		return err
-	}
-	pinned, err := a.cfg.connections()
-	if err != nil {
-		return err
-	}
-	for _, c := range pinned {
-		if err := a.guard.CheckURL(c.Slug, c.Endpoint); err != nil {
-			return err
-		}
-		if c.Auth == plane.AuthBearer && os.Getenv(c.TokenEnv) == "" {
-			a.o.Notice("%s is unavailable: the variable %s, which holds its token, is not set.", c.Slug, c.TokenEnv)
-		}
-	}
-	for _, name := range sortedKeys(a.cfg.Teams) {
-		if len(a.cfg.Teams[name].Connections) > 0 {
-			a.o.Notice("The connections of team %s serve nobody yet: no caller of this version belongs to a team.", name)
-		}
-	}
-	// The rules are checked before anything is written.
-	teams := map[string]policy.Team{}
-	for name, t := range a.cfg.Teams {
-		teams[name] = policy.Team{Members: t.Members}
-	}
-	rules := policy.Rules{Agents: agents, Connections: pinned, Teams: teams}
-	if _, err := policy.Compile(rules); err != nil {
-		return err
-	}
-	conns := connect.New(a.store, func(name string) (secret.Text, bool) {
-		v, ok := os.LookupEnv(name)
-		return secret.New(v), ok
-	})
-	if rules.Connections, err = conns.Pin(ctx, pinned); err != nil {
-		return err
-	}
-	snap, err := policy.Compile(rules)
-	if err != nil {
-		return err
-	}
-	a.policy.Store(snap)
-	a.pool = upstream.New(upstream.Options{Lender: conns, Clock: a.o.Clock, Limits: a.cfg.Limits,
-		Transport: a.guard.Untrusted,
-		Info:      mcp.Implementation{Name: "patchbay", Version: a.o.Version},
-		Listed: func(ctx context.Context, g policy.Grant, l catalog.Listed) {
-			if err := a.cats.Adopt(context.WithoutCancel(ctx), g, l); err != nil {
-				a.o.Log.Warn("a listing could not be stored", "connection", g.ID(), "err", err)
-			}
-		}})
-	if a.cats, err = catalog.Load(ctx, a.store, a.pool, a.o.Clock, a.cfg.Limits); err != nil {
-		return err
-	}
-	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
-		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer()}
-	return nil
-}
-
 func (a *App) audit(e plane.AuditEntry) {
 	if err := a.store.WriteBehind(func(t plane.Tx) error { return a.store.AddAudit(t, e) }); err != nil {
 		a.o.Log.Error("an audit entry could not be queued", "action", e.Action, "err", err)
@@ -241,30 +191,46 @@ func (x agentsOf) Model(name string) (model.Provider, error) {
 	defer x.a.modelsMu.Unlock()
 	m, ok := x.a.models[name]
 	if !ok {
-		m.provider, m.err = x.a.cfg.provider(name)
+		m.provider, m.err = x.a.live.Load().provider(name)
 		x.a.models[name] = m
 	}
 	return m.provider, m.err
 }
 
-// surfaces mounts the API and the command endpoint.
+// surfaces mounts the API, the command endpoint and the pages.
 func (a *App) surfaces() error {
-	reg := command.New(command.Deps{Runs: a.engine, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
-		Info: a.info, MCP: a.cfg.MCP.On()})
-	mcpServer, err := ingress.New(reg, a.o.Version, principal)
+	reg := command.New(command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
+		Info: a.info, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits})
+	mcpServer, err := ingress.New(reg, a.o.Version, a.principal)
 	if err != nil {
 		return err
 	}
+	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
+	rest := api.New(api.Options{Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal,
+		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)
-	rest := api.New(reg, a.engine, a.o.Log, a.o.Version, principal)
-	mux.Handle("/", rest)
-	a.handler, a.closed = mux, rest.Closed()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if pages.Serves(r) {
+			pages.ServeHTTP(w, r)
+			return
+		}
+		rest.ServeHTTP(w, r)
+	})
+	a.handler = mux
 	return nil
 }
 
+// signInLink is a new one-time link for the local admin's browser.
+func (a *App) signInLink() (string, error) {
+	if !a.auth.LocalOnly() {
+		return "", plane.Errorf(plane.Unavailable, "People sign in at the issuer that config names.").Then("Open " + a.publicURL() + authn.SignInPath)
+	}
+	return a.publicURL() + a.auth.Print(), nil
+}
+
 func (a *App) describeModel(name string) string {
-	m := a.cfg.models()[name]
+	m := a.live.Load().models()[name]
 	if m.Provider == "scripted" {
 		return "scripted"
 	}
@@ -274,10 +240,10 @@ func (a *App) describeModel(name string) string {
 func (a *App) info(ctx context.Context) command.Status {
 	s := command.Status{Version: a.o.Version, Listen: a.cfg.Listen, Data: a.cfg.Data, Database: a.store.Kind(), Config: a.cfg.path,
 		MCP: a.cfg.MCP.On(), Opens: a.guard.Opens(), Models: []string{}}
-	if a.addr != nil {
-		s.Listen = a.addr.String()
+	if addr := a.addr.Load(); addr != nil {
+		s.Listen = (*addr).String()
 	}
-	for _, name := range sortedKeys(a.cfg.models()) {
+	for _, name := range sortedKeys(a.live.Load().models()) {
 		s.Models = append(s.Models, name+": "+a.describeModel(name))
 	}
 	for _, c := range a.policy.Load().Visible(plane.Local) {
@@ -315,8 +281,12 @@ func (a *App) Close() error {
 	if a.engine != nil {
 		a.engine.Close()
 	}
+	a.work.Wait()
 	if a.pool != nil {
 		a.pool.Close()
+	}
+	if a.conns != nil {
+		a.conns.Close() // a token that was presented is stored first
 	}
 	if a.guard != nil {
 		a.guard.Close()

@@ -3,7 +3,6 @@ package app
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -24,9 +23,13 @@ import (
 // are errors.
 type Config struct {
 	Listen   string   `yaml:"listen"`
+	Public   string   `yaml:"public_url"` // where browsers reach this server
 	Data     string   `yaml:"data"`
 	Database string   `yaml:"database"` // sqlite, or postgres://…
 	Keys     KeysFrom `yaml:"keys"`
+
+	Identity IdentityConfig `yaml:"identity"`
+	OAuth    OAuthConfig    `yaml:"oauth"`
 
 	Models map[string]ModelConfig `yaml:"models"`
 	Agents map[string]AgentConfig `yaml:"agents"`
@@ -65,6 +68,7 @@ type AgentConfig struct {
 	Trust       plane.Trust                 `yaml:"trust"`
 	Tools       *[]string                   `yaml:"tools"`
 	MCP         Switch                      `yaml:"mcp"`
+	Operators   []string                    `yaml:"operators"`
 	Connections map[string]ConnectionConfig `yaml:"connections"`
 }
 
@@ -76,6 +80,7 @@ type Tier struct {
 // TeamConfig is one team.
 type TeamConfig struct {
 	Members     []string                    `yaml:"members"`
+	ConfigWrite []string                    `yaml:"config_write"`
 	Connections map[string]ConnectionConfig `yaml:"connections"`
 }
 
@@ -88,6 +93,7 @@ type ConnectionConfig struct {
 	Agents        []string   `yaml:"agents"`
 	Enabled       *bool      `yaml:"enabled"`
 	ResponseBytes int        `yaml:"response_bytes"`
+	ClientID      string     `yaml:"client_id"` // an OAuth client that the server's operator made
 }
 
 // EgressConfig opens what policy closes.
@@ -280,6 +286,9 @@ func (c *Config) validate() error {
 			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
 		}
 	}
+	if err := c.checkIdentity(); err != nil {
+		return err
+	}
 	return c.checkListen()
 }
 
@@ -288,79 +297,3 @@ func (c *Config) SetListen(addr string) error {
 	c.Listen = addr
 	return c.checkListen()
 }
-
-func (c *Config) checkListen() error {
-	host, port, err := net.SplitHostPort(c.Listen)
-	if err != nil || port == "" {
-		return c.bad("listen", "listen must be host:port, as in %s.", DefaultListen)
-	}
-	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-		return c.bad("listen", "listen is %s; this version listens on loopback only, as in %s.", c.Listen, DefaultListen)
-	}
-	return nil
-}
-
-// connections lists what config pins, tier by tier.
-func (c *Config) connections() ([]plane.Connection, error) {
-	var out []plane.Connection
-	add := func(scope plane.Scope, m map[string]ConnectionConfig) error {
-		for _, slug := range sortedKeys(m) {
-			conn, err := c.connection(scope, slug, m[slug])
-			if err != nil {
-				return err
-			}
-			out = append(out, conn)
-		}
-		return nil
-	}
-	if err := add(plane.Scope{Kind: plane.ScopeOrg}, c.Org.Connections); err != nil {
-		return nil, err
-	}
-	for _, a := range sortedKeys(c.Agents) {
-		if err := add(plane.Scope{Kind: plane.ScopeAgent, Name: a}, c.Agents[a].Connections); err != nil {
-			return nil, err
-		}
-	}
-	for _, t := range sortedKeys(c.Teams) {
-		if err := add(plane.Scope{Kind: plane.ScopeTeam, Name: t}, c.Teams[t].Connections); err != nil {
-			return nil, err
-		}
-	}
-	for _, u := range sortedKeys(c.Users) {
-		if err := add(plane.Scope{Kind: plane.ScopeUser, Name: u}, c.Users[u].Connections); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig) (plane.Connection, error) {
-	name := scope.String() + "/" + slug
-	if !plane.ValidSlug(slug) {
-		return plane.Connection{}, c.bad("connections", "%s: %q is no slug; use a-z, 0-9 and -, at most %d characters.", scope, slug, plane.MaxSlug)
-	}
-	conn := plane.Connection{Scope: scope, Slug: slug, Label: cc.Label, Endpoint: cc.URL, Auth: cc.Auth, TokenEnv: cc.TokenEnv,
-		Agents: cc.Agents, Enabled: cc.Enabled == nil || *cc.Enabled, MaxBytes: cc.ResponseBytes}
-	if conn.Auth == "" {
-		conn.Auth = plane.AuthNone
-		if cc.TokenEnv != "" {
-			conn.Auth = plane.AuthBearer
-		}
-	}
-	switch {
-	case cc.URL == "":
-		return conn, c.bad("url", "%s names no url.", name)
-	case conn.Auth != plane.AuthNone && conn.Auth != plane.AuthBearer:
-		return conn, c.bad("auth", "%s: auth is %q; known are none and bearer.", name, conn.Auth)
-	case conn.Auth == plane.AuthBearer && cc.TokenEnv == "":
-		return conn, c.bad("token_env", "%s: auth is bearer, so token_env must name the variable that holds the token.", name)
-	case conn.Auth == plane.AuthNone && cc.TokenEnv != "":
-		return conn, c.bad("token_env", "%s: token_env goes only with auth: bearer.", name)
-	case cc.ResponseBytes < 0 || cc.ResponseBytes > maxResponseBytes:
-		return conn, c.bad("response_bytes", "%s: response_bytes is at most %d.", name, maxResponseBytes)
-	}
-	return conn, nil
-}
-
-// maxResponseBytes is how far one connection's response cap may be raised.
-const maxResponseBytes = 32 << 20

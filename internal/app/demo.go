@@ -37,15 +37,20 @@ func (a *App) startDemo() error {
 	d.http = &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: &mcp.Server{Info: mcp.Implementation{Name: "patchbay-demo", Version: a.o.Version}, Tools: d}}
 	go d.http.Serve(l)
 	a.demo = d
-	cfg := *a.cfg
-	cfg.Egress.Allow = append(append([]netguard.Rule(nil), cfg.Egress.Allow...), netguard.Rule{To: d.url, For: []string{DemoName}})
-	conns := map[string]ConnectionConfig{DemoName: {URL: d.url + "/mcp", Label: "Demo order desk"}}
+	a.cfg = a.withDemo(a.cfg)
+	return nil
+}
+
+// withDemo is a config with the demo server in it.
+func (a *App) withDemo(c *Config) *Config {
+	cfg := *c
+	cfg.Egress.Allow = append(append([]netguard.Rule(nil), cfg.Egress.Allow...), netguard.Rule{To: a.demo.url, For: []string{DemoName}})
+	conns := map[string]ConnectionConfig{DemoName: {URL: a.demo.url + "/mcp", Label: "Demo order desk"}}
 	for k, v := range cfg.Org.Connections {
 		conns[k] = v
 	}
 	cfg.Org.Connections = conns
-	a.cfg = &cfg
-	return nil
+	return &cfg
 }
 
 func (d *demoServer) close() { d.http.Close() }

@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"patchbay/internal/plane"
@@ -20,25 +22,18 @@ const SocketName = "patchbay.sock"
 
 type localKey struct{}
 
-// principal tells the caller of a request. The socket's mode is its lock: who
-// can open it is the local admin. Nobody else is known in this version.
-func principal(r *http.Request) (plane.Principal, error) {
-	if local, _ := r.Context().Value(localKey{}).(bool); local {
-		return plane.Local, nil
-	}
-	return plane.Principal{}, plane.Errorf(plane.Unauthenticated, "Nobody is signed in on this address; the socket in the data directory is open to its owner.").
-		Then("Use the patchbay command on the machine that serves.")
-}
-
 // Run serves until ctx ends. It returns once everything listens to nothing any
 // more; Close does the rest.
 func (a *App) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	tcp, err := net.Listen("tcp", a.cfg.Listen)
 	if err != nil {
 		return plane.Errorf(plane.Unavailable, "%s cannot be listened on; is another Patchbay running?", a.cfg.Listen).
 			Then("patchbay status, or another listen address in patchbay.yaml").Because(err)
 	}
-	a.addr = tcp.Addr()
+	addr := tcp.Addr()
+	a.addr.Store(&addr)
 	sock, err := listenSocket(filepath.Join(a.cfg.Data, SocketName))
 	if err != nil {
 		tcp.Close()
@@ -48,7 +43,7 @@ func (a *App) Run(ctx context.Context) error {
 	listener := func(h http.Handler) *http.Server {
 		return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: errLog}
 	}
-	onTCP, onSocket := listener(sameHost(a.addr.String(), a.closed)), listener(a.handler)
+	onTCP, onSocket := listener(a.sameHost(a.handler)), listener(a.handler)
 	onSocket.ConnContext = func(ctx context.Context, _ net.Conn) context.Context { return context.WithValue(ctx, localKey{}, true) }
 	a.servers = []*http.Server{onTCP, onSocket}
 	if err := a.engine.Start(ctx); err != nil {
@@ -63,6 +58,7 @@ func (a *App) Run(ctx context.Context) error {
 		}()
 	}
 	close(a.ready)
+	a.maintain(ctx)
 	look := time.NewTicker(lostEvery)
 	defer look.Stop()
 	for {
@@ -79,6 +75,51 @@ func (a *App) Run(ctx context.Context) error {
 	}
 }
 
+// maintain does what is due now and then, until ctx ends.
+func (a *App) maintain(ctx context.Context) {
+	every := func(d time.Duration, fn func()) {
+		a.work.Go(func() {
+			tick := time.NewTicker(d)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+					fn()
+				}
+			}
+		})
+	}
+	a.work.Go(func() { a.keys.Resume(ctx) })
+	if a.store.Kind() != "sqlite" {
+		every(time.Second, func() { a.notice(ctx) })
+	}
+	every(time.Minute, func() {
+		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx)); err != nil && ctx.Err() == nil {
+			a.o.Log.Warn("upkeep did not end", "err", err)
+		}
+	})
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	a.work.Go(func() {
+		defer signal.Stop(hup)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+				text, err := a.reload(ctx)
+				if err != nil {
+					a.o.Log.Error("the config could not be read again; the old one stands", "err", err)
+					continue
+				}
+				a.o.Log.Info(text)
+			}
+		}
+	})
+}
+
 // lostEvery is how often it is looked whether a record was lost.
 const lostEvery = 5 * time.Second
 
@@ -86,7 +127,17 @@ const lostEvery = 5 * time.Second
 func (a *App) Ready() <-chan struct{} { return a.ready }
 
 // Addr is the address that is listened on, once Ready.
-func (a *App) Addr() string { return a.addr.String() }
+func (a *App) Addr() string { return (*a.addr.Load()).String() }
+
+// SignInLink is a fresh one-time link for the local admin's browser, or "" where
+// people sign in at an issuer.
+func (a *App) SignInLink() string {
+	link, err := a.signInLink()
+	if err != nil {
+		return ""
+	}
+	return link
+}
 
 // listenSocket makes the socket with mode 0600 from its first moment: it is
 // made in a directory that only its owner can enter. A dead one is replaced.
@@ -107,31 +158,35 @@ func listenSocket(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// sameHost refuses requests whose Host or Origin is not this loopback listener:
-// a page on the web must not reach it by a name that resolves here.
-func sameHost(addr string, next http.Handler) http.Handler {
-	_, port, _ := net.SplitHostPort(addr) // from our own listener
-	ours := func(hostport string) bool {
+// sameHost refuses requests whose Host is neither this loopback listener nor the
+// public address, and requests that a page of another site made: a page on the
+// web must not reach us by a name that resolves here, nor with somebody's cookie.
+// The browser coming back from an authorization server is the one thing that
+// another site may send here, and it changes nothing but by its state.
+func (a *App) sameHost(next http.Handler) http.Handler {
+	_, port, _ := net.SplitHostPort(a.Addr()) // from our own listener
+	public, _ := url.Parse(a.publicURL())     // checked with the config
+	loop := func(hostport string) bool {
 		host, p, err := net.SplitHostPort(hostport)
 		if err != nil {
 			return false
 		}
-		ip := net.ParseIP(host)
-		return p == port && (strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback())
+		return p == port && loopbackHost(strings.ToLower(host))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !ours(r.Host) {
+		if !(a.cfg.loopback() && loop(r.Host)) && !strings.EqualFold(r.Host, public.Host) && (a.cfg.loopback() || r.URL.Path != "/healthz") {
 			http.Error(w, "The Host header names another place.", http.StatusForbidden)
 			return
 		}
 		if o := r.Header.Get("Origin"); o != "" {
 			u, err := url.Parse(o)
-			if err != nil || u.Scheme != "http" || !ours(u.Host) {
+			ours := err == nil && (a.cfg.loopback() && u.Scheme == "http" && loop(u.Host) || u.Scheme == public.Scheme && strings.EqualFold(u.Host, public.Host))
+			if !ours {
 				http.Error(w, "The Origin header names another place.", http.StatusForbidden)
 				return
 			}
 		}
-		if s := r.Header.Get("Sec-Fetch-Site"); s != "" && s != "same-origin" && s != "none" {
+		if s := r.Header.Get("Sec-Fetch-Site"); s != "" && s != "same-origin" && s != "none" && !(r.Method == http.MethodGet && r.Header.Get("Sec-Fetch-Mode") == "navigate") {
 			http.Error(w, "Requests from other sites are refused.", http.StatusForbidden)
 			return
 		}
@@ -143,4 +198,4 @@ func sameHost(addr string, next http.Handler) http.Handler {
 func (a *App) Opens() []string { return a.guard.Opens() }
 
 // Scripted reports that the default model is the stand-in.
-func (a *App) Scripted() bool { return a.cfg.models()["default"].Provider == "scripted" }
+func (a *App) Scripted() bool { return a.live.Load().models()["default"].Provider == "scripted" }

@@ -77,12 +77,12 @@ func newRig(t *testing.T, limits func(*plane.Limits), servers ...server) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(guard.Close)
-	conns := connect.New(st, func(name string) (secret.Text, bool) {
+	conns := connect.New(connect.Options{Store: st, Clock: plane.SystemClock{}, Lookup: func(name string) (secret.Text, bool) {
 		if name != "TOKEN" {
 			return secret.Text{}, false
 		}
 		return secret.New(token), true
-	})
+	}})
 	if r.conns, err = conns.Pin(t.Context(), r.conns); err != nil {
 		t.Fatal(err)
 	}

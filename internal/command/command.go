@@ -31,20 +31,33 @@ type Output interface {
 	Text(w io.Writer, s Style)
 }
 
+// About is what a command says of itself.
+type About struct {
+	Name      string // "mcp.list"
+	Summary   string
+	ReadOnly  bool
+	Right     plane.Rights // what a token needs; a person's gates are the command's own
+	Example   string       // a line as a person would type it
+	Alias     string       // another name of the verb
+	Untrusted bool         // the output holds text that a server wrote
+}
+
 // Command is one command.
 type Command struct {
-	Name     string // "mcp.list"
-	Summary  string
-	ReadOnly bool
-	Input    func() any // a pointer to the zero input
-	Output   func() Output
-	Run      func(ctx context.Context, who plane.Principal, in any) (Output, error)
+	About
+	Input  func() any // a pointer to the zero input
+	Output func() Output
+	// Run does it. A token without the command's right is refused here.
+	Run func(ctx context.Context, who plane.Principal, in any) (Output, error)
+	// Settle waits for what finishes later and returns the second reply, which may
+	// be empty. It is nil where nothing does.
+	Settle func(ctx context.Context, out Output) (string, error)
 }
 
 // Runs is the part of the runtime that commands use.
 type Runs interface {
 	Begin(ctx context.Context, who plane.Principal, agent, prompt string) (plane.Run, error)
-	List(ctx context.Context, limit int) ([]plane.Run, error)
+	List(ctx context.Context, principal string, limit int) ([]plane.Run, error)
 	Show(ctx context.Context, id plane.RunID) (run.View, error)
 	Events(ctx context.Context, id plane.RunID, after int64, limit int) ([]plane.Event, error)
 	Control
@@ -70,12 +83,19 @@ type Sessions interface {
 // Deps is what the commands stand on.
 type Deps struct {
 	Runs     Runs
+	Calls    func(ctx context.Context, id plane.CallID) (plane.Call, error)
 	Catalogs Catalogs
 	Bridge   Sessions
 	Policy   func() *policy.Snapshot
 	Models   func(name string) string // describes a model for people
 	Info     func(ctx context.Context) Status
 	MCP      bool // the mcp commands answer at all
+	Consent  Consent
+	Tokens   Tokens
+	Keys     Keys
+	Reload   func(ctx context.Context) (string, error) // reads the config file again
+	SignIn   func() (string, error)                    // a new one-time sign-in link
+	Limits   plane.Limits
 }
 
 // Registry is the set of commands.
@@ -87,7 +107,7 @@ type Registry struct {
 // New makes the commands.
 func New(d Deps) *Registry {
 	r := &Registry{byName: map[string]*Command{}}
-	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d)) {
+	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), adminCommands(d)) {
 		r.byName[c.Name] = c
 		r.names = append(r.names, c.Name)
 	}
@@ -121,11 +141,18 @@ func (r *Registry) All() []*Command {
 func define[I, O any, PO interface {
 	*O
 	Output
-}](name, summary string, readOnly bool, fn func(ctx context.Context, who plane.Principal, in *I) (PO, error)) *Command {
-	return &Command{Name: name, Summary: summary, ReadOnly: readOnly,
+}](about About, fn func(ctx context.Context, who plane.Principal, in *I) (PO, error)) *Command {
+	return &Command{About: about,
 		Input:  func() any { return new(I) },
 		Output: func() Output { return PO(new(O)) },
 		Run: func(ctx context.Context, who plane.Principal, in any) (Output, error) {
+			if !who.Rights.Has(about.Right) {
+				return nil, plane.Errorf(plane.Forbidden, "The token lacks the scope %s.", strings.Join(about.Right.Names(), " ")).
+					Then("patchbay tokens create --scopes " + strings.Join(about.Right.Names(), ","))
+			}
+			if err := normalize(in); err != nil {
+				return nil, err
+			}
 			out, err := fn(ctx, who, in.(*I))
 			if err != nil {
 				return nil, err
@@ -142,12 +169,13 @@ func connection(s *policy.Snapshot, who plane.Principal, name string) (policy.At
 	for _, a := range s.Visible(who) {
 		full := a.Scope.String() + "/" + a.Slug
 		names = append(names, a.Slug)
-		if a.Slug == name || full == name {
+		own := a.Scope.Kind == plane.ScopeUser && "me/"+a.Slug == name
+		if a.Slug == name || full == name || own || string(a.ID) == name {
 			found = append(found, a)
 		}
 	}
 	switch {
-	case len(found) == 1, len(found) > 1 && found[0].Scope.Rank() < found[1].Scope.Rank():
+	case len(found) == 1, len(found) > 1 && (found[0].Scope.Rank() < found[1].Scope.Rank() || found[0].Scope == found[1].Scope):
 		return found[0], nil
 	case len(found) > 1:
 		return policy.Attached{}, plane.Errorf(plane.InvalidInput, "%s stands in several scopes; say which, as in %s/%s.", name, found[0].Scope, name).At("name")

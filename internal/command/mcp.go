@@ -20,8 +20,13 @@ type MCPListInput struct{}
 
 // ServerRow is one connection.
 type ServerRow struct {
+	ID         string    `json:"id"`
 	Name       string    `json:"name"`
+	Label      string    `json:"label,omitempty"`
 	Scope      string    `json:"scope"`
+	Origin     string    `json:"origin"` // pinned or added
+	State      string    `json:"state"`  // awaiting_credential, connected, auth_error
+	Reason     string    `json:"reason,omitempty"`
 	URL        string    `json:"url"`
 	Auth       string    `json:"auth"`
 	Enabled    bool      `json:"enabled"`
@@ -42,7 +47,7 @@ type MCPList struct {
 // Text draws the connections.
 func (o *MCPList) Text(w io.Writer, s Style) {
 	if len(o.Servers) == 0 && s.Terminal {
-		fmt.Fprintln(w, "No server is connected. Name one under org.connections in patchbay.yaml:\n\n  org:\n    connections:\n      linear: {url: https://mcp.linear.app/mcp, auth: bearer, token_env: LINEAR_TOKEN}")
+		fmt.Fprintln(w, "No server is connected. Anyone can connect one:\n\n  patchbay mcp add linear https://mcp.linear.app/mcp")
 		return
 	}
 	var rows [][]string
@@ -58,13 +63,17 @@ func (r *ServerRow) standing(s Style) string {
 		return "off"
 	case r.Shadowed != "":
 		return "shadowed by " + r.Shadowed
+	case r.State == string(plane.StateAwaiting):
+		return s.state("not signed in")
+	case r.State == string(plane.StateAuthError):
+		return s.state("sign-in broken")
 	}
 	return s.state(r.Health)
 }
 
 // NameInput names a server.
 type NameInput struct {
-	Name string `arg:"" json:"name" help:"Name of the server, or scope/name."`
+	Name string `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
 }
 
 // ToolRow is one tool of a server.
@@ -96,6 +105,11 @@ type MCPShow struct {
 func (o *MCPShow) Text(w io.Writer, s Style) {
 	r := &o.Server
 	fmt.Fprintf(w, "name\t%s\nscope\t%s\nurl\t%s\nauth\t%s\nhealth\t%s\n", r.Name, r.Scope, r.URL, r.Auth, r.standing(s))
+	if r.State == string(plane.StateAuthError) {
+		fmt.Fprintf(w, "sign-in\t%s; patchbay mcp connect %s\n", plane.ReasonText(r.Reason), r.Name)
+	} else if r.State == string(plane.StateAwaiting) {
+		fmt.Fprintf(w, "sign-in\tnobody has yet; patchbay mcp connect %s\n", r.Name)
+	}
 	if r.Detail != "" {
 		fmt.Fprintf(w, "detail\t%s\n", r.Detail)
 	}
@@ -109,7 +123,7 @@ func (o *MCPShow) Text(w io.Writer, s Style) {
 
 // MCPToolsInput may name a server.
 type MCPToolsInput struct {
-	Name string `arg:"" optional:"" json:"name" help:"Only this server's tools."`
+	Name string `arg:"" optional:"" json:"name" help:"Only this server's tools." predictor:"server"`
 }
 
 // MCPTools is tools of servers.
@@ -149,12 +163,12 @@ func (o *MCPTest) Text(w io.Writer, s Style) {
 
 // MCPCallInput is one call of a tool.
 type MCPCallInput struct {
-	Name      string          `arg:"" json:"name" help:"Name of the server."`
-	Tool      string          `arg:"" json:"tool" help:"The server's own name of the tool, or the alias."`
-	Arguments json.RawMessage `kong:"-" json:"arguments,omitempty"`
+	Name      string `arg:"" json:"name" help:"Name of the server." predictor:"server"`
+	Tool      string `arg:"" json:"tool" help:"The server's own name of the tool, or the alias." predictor:"tool"`
+	Arguments Object `arg:"" optional:"" json:"arguments,omitempty" help:"Arguments as a JSON object; the command line reads it from standard input for -."`
 	// Pairs are arguments as text; the tool's schema says which are strings.
-	Pairs map[string]string `kong:"-" json:"pairs,omitempty"`
-	Agent string            `json:"agent,omitempty" help:"The agent to call as." default:"general"`
+	Pairs map[string]string `name:"arg" short:"a" placeholder:"KEY=VALUE" mapsep:"none" json:"pairs,omitempty" help:"One argument, typed by the tool's schema. May be repeated."`
+	Agent string            `json:"agent,omitempty" help:"The agent to call as." default:"general" predictor:"agent"`
 }
 
 // MCPCall is what a tool answered.
@@ -180,14 +194,9 @@ func (o *MCPCall) Text(w io.Writer, _ Style) {
 }
 
 func mcpCommands(d Deps) []*Command {
-	off := func() error {
-		if !d.MCP {
-			return plane.Errorf(plane.Unavailable, "MCP is off on this server.").Then("Set mcp.enabled: true in patchbay.yaml.")
-		}
-		return nil
-	}
+	off := d.off
 	return []*Command{
-		define("mcp.list", "Lists the MCP servers in sight and how they stand.", true,
+		define(About{Name: "mcp.list", Summary: "Lists the MCP servers in sight and how they stand.", ReadOnly: true, Right: plane.MCPRead, Example: "mcp list", Alias: "ls", Untrusted: true},
 			func(_ context.Context, who plane.Principal, _ *MCPListInput) (*MCPList, error) {
 				if err := off(); err != nil {
 					return nil, err
@@ -198,28 +207,28 @@ func mcpCommands(d Deps) []*Command {
 				}
 				return out, nil
 			}),
-		define("mcp.show", "Shows one MCP server with its tools.", true,
+		define(About{Name: "mcp.show", Summary: "Shows one MCP server with its tools.", ReadOnly: true, Right: plane.MCPRead, Example: "mcp show linear", Alias: "get", Untrusted: true},
 			func(_ context.Context, who plane.Principal, in *NameInput) (*MCPShow, error) {
 				if err := off(); err != nil {
 					return nil, err
 				}
 				return showServer(d, who, in.Name)
 			}),
-		define("mcp.tools", "Lists the tools of one MCP server or of all.", true,
+		define(About{Name: "mcp.tools", Summary: "Lists the tools of one MCP server or of all.", ReadOnly: true, Right: plane.MCPRead, Example: "mcp tools linear", Untrusted: true},
 			func(_ context.Context, who plane.Principal, in *MCPToolsInput) (*MCPTools, error) {
 				if err := off(); err != nil {
 					return nil, err
 				}
 				return listTools(d, who, in.Name)
 			}),
-		define("mcp.test", "Asks an MCP server for its tools now.", false,
+		define(About{Name: "mcp.test", Summary: "Asks an MCP server for its tools now.", Right: plane.MCPRead, Example: "mcp test linear"},
 			func(ctx context.Context, who plane.Principal, in *NameInput) (*MCPTest, error) {
 				if err := off(); err != nil {
 					return nil, err
 				}
 				return testServer(ctx, d, who, in.Name)
 			}),
-		define("mcp.call", "Calls a tool of an MCP server, on the record.", false,
+		define(About{Name: "mcp.call", Summary: "Calls a tool of an MCP server, on the record.", Right: plane.MCPWrite | plane.RunsWrite, Example: "mcp call linear get_issue --arg id=1", Untrusted: true},
 			func(ctx context.Context, who plane.Principal, in *MCPCallInput) (*MCPCall, error) {
 				if err := off(); err != nil {
 					return nil, err
@@ -230,7 +239,7 @@ func mcpCommands(d Deps) []*Command {
 }
 
 func serverRow(a policy.Attached, c *plane.Catalog) ServerRow {
-	r := ServerRow{Name: a.Slug, Scope: a.Scope.String(), URL: withoutQuery(a.Endpoint), Auth: string(a.Auth), Enabled: a.Enabled,
+	r := ServerRow{ID: string(a.ID), Name: a.Slug, Label: a.Label, Scope: a.Scope.String(), Origin: string(a.Origin), State: string(a.State), Reason: a.Reason, URL: withoutQuery(a.Endpoint), Auth: string(a.Auth), Enabled: a.Enabled,
 		Health: string(plane.HealthPending), Agents: a.Agents}
 	if r.Agents == nil {
 		r.Agents = []string{}
@@ -368,7 +377,7 @@ func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput
 	if err != nil {
 		return nil, err
 	}
-	args, err := withPairs(in.Arguments, in.Pairs, tool.Definition.InputSchema)
+	args, err := withPairs(json.RawMessage(in.Arguments), in.Pairs, tool.Definition.InputSchema)
 	if err != nil {
 		return nil, err
 	}

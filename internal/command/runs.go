@@ -17,7 +17,8 @@ import (
 // RunsStartInput asks an agent something.
 type RunsStartInput struct {
 	Prompt string `arg:"" json:"prompt" help:"The question."`
-	Agent  string `json:"agent,omitempty" help:"The agent that answers." default:"general"`
+	Team   string `json:"team,omitempty" help:"The team it is for, whose connections it may use."`
+	Agent  string `json:"agent,omitempty" help:"The agent that answers." default:"general" predictor:"agent"`
 }
 
 // RunRow is one run.
@@ -44,6 +45,12 @@ func runRow(r plane.Run) RunRow {
 	return RunRow{ID: string(r.ID), Agent: r.Agent, State: string(r.State), Waiting: r.WaitingFor, Reason: r.Reason, Prompt: r.Prompt,
 		Answer: r.Answer, Turns: r.Turns, Principal: r.Principal, CreatedAt: r.CreatedAt, EndedAt: r.EndedAt}
 }
+
+// RunCancelled is a run that was stopped.
+type RunCancelled RunRow
+
+// Text is silent: it was done.
+func (o *RunCancelled) Text(io.Writer, Style) {}
 
 // RunsListInput bounds the list.
 type RunsListInput struct {
@@ -78,7 +85,7 @@ func (o *RunsList) Text(w io.Writer, s Style) {
 
 // RunInput names a run.
 type RunInput struct {
-	Run string `arg:"" json:"run" help:"Id of the run, or 'last'."`
+	Run string `arg:"" json:"run" help:"Id of the run, or 'last'." predictor:"run"`
 }
 
 // CallRow is one call of a run.
@@ -143,52 +150,55 @@ func (o *Resolved) Text(io.Writer, Style) {}
 
 func runCommands(d Deps) []*Command {
 	return []*Command{
-		define("runs.start", "Asks an agent something; the run goes on by itself.", false,
+		define(About{Name: "runs.start", Summary: "Asks an agent something; the run goes on by itself.", Right: plane.RunsWrite, Example: "runs start \"Where is order 1002?\""},
 			func(ctx context.Context, who plane.Principal, in *RunsStartInput) (*RunRow, error) {
 				if in.Agent == "" {
 					in.Agent = "general"
+				}
+				if in.Team != "" {
+					if !d.Policy().Member(who, in.Team) {
+						return nil, plane.Errorf(plane.Forbidden, "There is no such team, or you are not in it.").At("team")
+					}
+					who.Team = in.Team
 				}
 				r, err := d.Runs.Begin(ctx, who, in.Agent, in.Prompt)
 				row := runRow(r)
 				return &row, err
 			}),
-		define("runs.list", "Lists the latest runs.", true,
-			func(ctx context.Context, _ plane.Principal, in *RunsListInput) (*RunsList, error) {
-				if in.Limit == 0 {
-					in.Limit = 20
-				}
+		define(About{Name: "runs.list", Summary: "Lists the latest runs.", ReadOnly: true, Right: plane.RunsRead, Example: "runs list --limit 5", Alias: "ls", Untrusted: true},
+			func(ctx context.Context, who plane.Principal, in *RunsListInput) (*RunsList, error) {
 				if in.Limit < 0 || in.Limit > 1000 {
 					return nil, plane.Errorf(plane.InvalidInput, "A list has 1 to 1000 runs.").At("limit")
 				}
-				rs, err := d.Runs.List(ctx, in.Limit)
+				rs, err := d.Runs.List(ctx, whose(d, who), in.Limit)
 				out := &RunsList{Runs: []RunRow{}}
 				for _, r := range rs {
 					out.Runs = append(out.Runs, runRow(r))
 				}
 				return out, err
 			}),
-		define("runs.show", "Shows one run: its calls and its timeline.", true,
-			func(ctx context.Context, _ plane.Principal, in *RunInput) (*RunsShow, error) {
-				id, err := runID(ctx, d, in.Run)
+		define(About{Name: "runs.show", Summary: "Shows one run: its calls and its timeline.", ReadOnly: true, Right: plane.RunsRead, Example: "runs show last", Alias: "get", Untrusted: true},
+			func(ctx context.Context, who plane.Principal, in *RunInput) (*RunsShow, error) {
+				id, err := runID(ctx, d, who, in.Run)
 				if err != nil {
 					return nil, err
 				}
 				return showRun(ctx, d, id)
 			}),
-		define("runs.cancel", "Stops a run.", false,
-			func(ctx context.Context, who plane.Principal, in *RunInput) (*RunRow, error) {
-				id, err := runID(ctx, d, in.Run)
+		define(About{Name: "runs.cancel", Summary: "Stops a run.", Right: plane.RunsWrite, Example: "runs cancel last"},
+			func(ctx context.Context, who plane.Principal, in *RunInput) (*RunCancelled, error) {
+				id, err := runID(ctx, d, who, in.Run)
 				if err != nil {
 					return nil, err
 				}
 				if err := d.Runs.Cancel(ctx, who, id); err != nil {
 					return nil, err
 				}
-				return &RunRow{ID: string(id), State: string(plane.RunCancelled)}, nil
+				return &RunCancelled{ID: string(id), State: string(plane.RunCancelled)}, nil
 			}),
-		define("runs.resolve", "Says what became of a call whose outcome is unknown.", false,
+		define(About{Name: "runs.resolve", Summary: "Says what became of a call whose outcome is unknown.", Right: plane.RunsWrite, Example: "runs resolve last done --note seen"},
 			func(ctx context.Context, who plane.Principal, in *ResolveInput) (*Resolved, error) {
-				id, err := unknownCall(ctx, d, in.ID)
+				id, err := unknownCall(ctx, d, who, in.ID)
 				if err != nil {
 					return nil, err
 				}
@@ -200,9 +210,9 @@ func runCommands(d Deps) []*Command {
 	}
 }
 
-func runID(ctx context.Context, d Deps, s string) (plane.RunID, error) {
+func runID(ctx context.Context, d Deps, who plane.Principal, s string) (plane.RunID, error) {
 	if s == "last" {
-		rs, err := d.Runs.List(ctx, 1)
+		rs, err := d.Runs.List(ctx, whose(d, who), 1)
 		if err != nil {
 			return "", err
 		}
@@ -214,14 +224,33 @@ func runID(ctx context.Context, d Deps, s string) (plane.RunID, error) {
 	if !plane.IsRunID(s) {
 		return "", plane.Errorf(plane.InvalidInput, "%q is not the id of a run.", oneLine(s, 60)).At("run").Then("patchbay runs list")
 	}
+	v, err := d.Runs.Show(ctx, plane.RunID(s))
+	if err != nil {
+		return "", err
+	}
+	if !d.Policy().MaySee(who, v.Run) {
+		return "", plane.Errorf(plane.NotFound, "There is no such run.").At("run").Then("patchbay runs list")
+	}
 	return plane.RunID(s), nil
 }
 
-func unknownCall(ctx context.Context, d Deps, s string) (plane.CallID, error) {
-	if plane.IsCallID(s) {
-		return plane.CallID(s), nil
+// whose narrows a list to the caller's own runs, but for an org admin.
+func whose(d Deps, who plane.Principal) string {
+	if d.Policy().Admin(who) {
+		return ""
 	}
-	id, err := runID(ctx, d, s)
+	return who.ID
+}
+
+func unknownCall(ctx context.Context, d Deps, who plane.Principal, s string) (plane.CallID, error) {
+	if plane.IsCallID(s) {
+		c, err := d.Calls(ctx, plane.CallID(s))
+		if err != nil || !d.Policy().MaySee(who, plane.Run{Principal: c.Principal, Agent: c.Agent}) {
+			return "", plane.Errorf(plane.NotFound, "There is no such call.").At("id").Then("patchbay status").Because(err)
+		}
+		return c.ID, nil
+	}
+	id, err := runID(ctx, d, who, s)
 	if err != nil {
 		return "", err
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"patchbay/internal/plane"
+	"patchbay/internal/policy"
 )
 
 // Status is what a server says of itself.
@@ -85,25 +86,30 @@ func (o *AgentsList) Text(w io.Writer, s Style) {
 
 func statusCommands(d Deps) []*Command {
 	return []*Command{
-		define("status", "Says what this server is and how it stands.", true,
+		define(About{Name: "status", Summary: "Says what this server is and how it stands.", ReadOnly: true, Right: plane.MCPRead, Example: "status"},
 			func(ctx context.Context, _ plane.Principal, _ *StatusInput) (*Status, error) {
 				s := d.Info(ctx)
 				return &s, nil
 			}),
-		define("agents.list", "Lists the agents and the servers that each may use.", true,
+		define(About{Name: "agents.list", Summary: "Lists the agents and the servers that each may use.", ReadOnly: true, Right: plane.MCPRead, Example: "agents list", Alias: "ls"},
 			func(_ context.Context, who plane.Principal, _ *AgentsListInput) (*AgentsList, error) {
 				snap := d.Policy()
 				out := &AgentsList{Agents: []AgentRow{}}
 				for _, a := range snap.Agents() {
-					row := AgentRow{Slug: a.Slug, Description: a.Description, Model: d.Models(a.Model), Trust: string(a.Trust), Tools: a.Tools, MCP: a.MCP, Servers: []string{}}
-					for _, at := range snap.Resolve(a.Slug, who) {
-						if at.Why == "" {
-							row.Servers = append(row.Servers, at.Slug)
-						}
-					}
+					row := agentRow(d, snap, who, a)
 					out.Agents = append(out.Agents, row)
 				}
 				return out, nil
 			}),
 	}
+}
+
+func agentRow(d Deps, snap *policy.Snapshot, who plane.Principal, a plane.Agent) AgentRow {
+	row := AgentRow{Slug: a.Slug, Description: a.Description, Model: d.Models(a.Model), Trust: string(a.Trust), Tools: a.Tools, MCP: a.MCP, Servers: []string{}}
+	for _, at := range snap.Resolve(a.Slug, who) {
+		if at.Why == "" {
+			row.Servers = append(row.Servers, at.Slug)
+		}
+	}
+	return row
 }

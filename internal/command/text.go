@@ -77,6 +77,10 @@ func (s Style) state(word string) string {
 		return s.paint("32", word)
 	case "failed", "unavailable", "unauthorized", "cancelled":
 		return s.paint("31", word)
+	case "not signed in":
+		return s.paint("33", word)
+	case "sign-in broken":
+		return s.paint("31", word)
 	case "waiting", "unknown":
 		return s.paint("35", word)
 	}

@@ -1,7 +1,8 @@
 // Package connect keeps connections and their credentials. It promises that
 // Lend is the only way to a credential, that a lease adds it only to requests
-// that the grant admits, and that everything a server sends back can be searched
-// for what was lent.
+// that the grant admits, that everything a server sends back can be searched for
+// what was lent, that a refresh token is presented by one at a time across all
+// replicas, and that a failed refresh wipes nothing.
 package connect
 
 import (
@@ -9,32 +10,99 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"net/http"
-	"strings"
+	"log/slog"
+	"sync"
+	"time"
 
+	"patchbay/internal/oauth"
 	"patchbay/internal/plane"
-	"patchbay/internal/policy"
 	"patchbay/internal/secret"
 )
 
-// Store is what connect needs of a database.
-type Store interface {
+// Records are what connect needs of a database for connections.
+type Records interface {
 	Write(ctx context.Context, fn func(plane.Tx) error) error
 	Connections(ctx context.Context) ([]plane.Connection, error)
 	SaveConnection(t plane.Tx, c *plane.Connection) error
+	SetConnectionState(t plane.Tx, id plane.ConnectionID, version int64, state plane.ConnectionState, reason string) error
+	SetOAuthOptions(t plane.Tx, id plane.ConnectionID, o plane.OAuthOptions) error
 	AddAudit(t plane.Tx, e plane.AuditEntry) error
+}
+
+// Safe is where sealed credentials rest.
+type Safe interface {
+	Credential(ctx context.Context, id plane.ConnectionID) (plane.Credential, error)
+	PutCredential(t plane.Tx, c *plane.Credential) error
+	SwapCredential(t plane.Tx, c *plane.Credential, from int64) error
+	StartRefresh(t plane.Tx, id plane.ConnectionID, rev int64) error
+	AnswerRefresh(t plane.Tx, id plane.ConnectionID, rev int64) error
+}
+
+// Owed are tokens whose revocation is owed.
+type Owed interface {
+	AddRevocation(t plane.Tx, r *plane.Revocation) error
+	DueRevocations(ctx context.Context, now time.Time, limit int) ([]plane.Revocation, error)
+	PutOffRevocation(t plane.Tx, id string, tries int, due time.Time) error
+	EndRevocation(t plane.Tx, id string) error
+}
+
+// Store is all of them.
+type Store interface {
+	Records
+	Safe
+	Owed
+}
+
+// Lock is a lock across replicas while it is held.
+type Lock interface {
+	Check(ctx context.Context) error // still held?
+	Release()
+}
+
+// Options of Connections.
+type Options struct {
+	Store  Store
+	Lock   func(ctx context.Context, name string) (Lock, error)
+	Ring   *secret.Ring
+	Lookup func(name string) (secret.Text, bool) // pinned tokens, by variable
+	OAuth  func(egressName string) *oauth.Client // the token endpoint's side, by the connection's own lane
+	Clock  plane.Clock
+	Log    *slog.Logger
+	// Changed is told when a connection was found to be in another state.
+	Changed func()
 }
 
 // Connections keeps the records.
 type Connections struct {
-	store  Store
-	lookup func(name string) (secret.Text, bool) // pinned tokens, by variable
+	o Options
+
+	mu    sync.Mutex
+	cells map[plane.ConnectionID]*cell
+	turns map[plane.ConnectionID]chan struct{} // held by the one who refreshes
+	slots map[string]chan struct{}             // refreshes at one authorization server
+	work  sync.WaitGroup
+	stop  context.Context
+	end   context.CancelFunc
 }
 
-// New makes the keeper. lookup resolves the variable that a pinned connection
-// names for its token.
-func New(store Store, lookup func(string) (secret.Text, bool)) *Connections {
-	return &Connections{store: store, lookup: lookup}
+// New makes the keeper. Close it.
+func New(o Options) *Connections {
+	if o.Changed == nil {
+		o.Changed = func() {}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	c := &Connections{o: o, cells: map[plane.ConnectionID]*cell{}, turns: map[plane.ConnectionID]chan struct{}{}, slots: map[string]chan struct{}{}}
+	c.stop, c.end = context.WithCancel(context.Background())
+	return c
+}
+
+// Close waits for refreshes that are under way: a token that was presented must
+// be stored.
+func (c *Connections) Close() {
+	c.end()
+	c.work.Wait()
 }
 
 // Pin brings the stored records in line with the connections that config pins:
@@ -42,7 +110,7 @@ func New(store Store, lookup func(string) (secret.Text, bool)) *Connections {
 // config no longer names is turned off. It returns the pinned connections with
 // id and version.
 func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]plane.Connection, error) {
-	stored, err := c.store.Connections(ctx)
+	stored, err := c.o.Store.Connections(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +120,9 @@ func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]pla
 	}
 	old := map[key]plane.Connection{}
 	for _, s := range stored {
-		old[key{s.Scope, s.Slug}] = s
+		if s.Origin != plane.Added {
+			old[key{s.Scope, s.Slug}] = s
+		}
 	}
 	out := make([]plane.Connection, 0, len(pinned))
 	var changed []plane.Connection
@@ -61,7 +131,12 @@ func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]pla
 		have, known := old[k]
 		delete(old, k)
 		p.Digest = digest(p)
-		p.ID, p.Version = have.ID, have.Version
+		p.ID, p.Version, p.Origin, p.CreatedBy = have.ID, have.Version, plane.Pinned, "config"
+		if p.State, p.Reason = have.State, have.Reason; p.Auth != plane.AuthOAuth {
+			p.State, p.Reason = plane.StateConnected, ""
+		} else if !known || have.Endpoint != p.Endpoint {
+			p.State, p.Reason = plane.StateAwaiting, ""
+		}
 		if !known || have.Digest != p.Digest || have.Enabled != p.Enabled {
 			p.Version++
 			changed = append(changed, p)
@@ -78,7 +153,7 @@ func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]pla
 	if len(changed) == 0 {
 		return out, nil
 	}
-	err = c.store.Write(ctx, func(t plane.Tx) error {
+	err = c.o.Store.Write(ctx, func(t plane.Tx) error {
 		for i := range changed {
 			ch := &changed[i]
 			if ch.ID == "" {
@@ -89,11 +164,11 @@ func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]pla
 					}
 				}
 			}
-			if err := c.store.SaveConnection(t, ch); err != nil {
+			if err := c.o.Store.SaveConnection(t, ch); err != nil {
 				return err
 			}
 			e := plane.AuditEntry{Who: "config", Action: "connection.pin", What: string(ch.ID), Decision: "allow", Digest: ch.Digest}
-			if err := c.store.AddAudit(t, e); err != nil {
+			if err := c.o.Store.AddAudit(t, e); err != nil {
 				return err
 			}
 		}
@@ -104,68 +179,10 @@ func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]pla
 
 // digest is over what a person set; the token's value is not part of it.
 func digest(c plane.Connection) string {
-	b, err := json.Marshal([]any{c.Label, c.Endpoint, c.Auth, c.TokenEnv, c.Agents, c.MaxBytes})
+	b, err := json.Marshal([]any{c.Label, c.Endpoint, c.Auth, c.TokenEnv, c.Agents, c.MaxBytes, c.OAuth.ClientID, c.OAuth.ClientAuth})
 	if err != nil { // strings and numbers always marshal
 		return ""
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
 }
-
-// Lease is a credential on loan for the exchanges of one grant.
-type Lease struct {
-	grant    policy.Grant
-	header   secret.Text // value of Authorization; empty for none
-	redactor *Redactor
-}
-
-// Lend opens the credential that a grant is good for. It refuses the zero grant.
-func (c *Connections) Lend(_ context.Context, g policy.Grant) (*Lease, error) {
-	if !g.Valid() {
-		return nil, plane.Errorf(plane.Forbidden, "No grant, no credential.")
-	}
-	conn := g.Connection()
-	l := &Lease{grant: g}
-	switch conn.Auth {
-	case plane.AuthNone:
-		return l, nil
-	case plane.AuthBearer:
-		token, ok := c.lookup(conn.TokenEnv)
-		if !ok || token.Empty() {
-			return nil, plane.Errorf(plane.Unavailable, "%s: the variable %s, which holds its token, is not set.", conn.Slug, conn.TokenEnv).
-				Then("Set " + conn.TokenEnv + " and start Patchbay again.")
-		}
-		var header string
-		token.Expose(func(s string) {
-			s = strings.TrimSpace(s) // as a header's value is
-			header = "Bearer " + s
-			l.redactor = NewRedactor(s)
-		})
-		l.header = secret.New(header)
-		return l, nil
-	}
-	return nil, plane.Errorf(plane.Unavailable, "%s: its kind of sign-in is not known.", conn.Slug)
-}
-
-// Inject adds the credential to a request that the grant admits, and to no
-// other.
-func (l *Lease) Inject(req *http.Request) error {
-	if !l.grant.Admits(req.URL.Scheme, req.URL.Host) || req.Host != "" && req.Host != req.URL.Host {
-		return plane.Errorf(plane.Forbidden, "The request goes elsewhere than was granted.")
-	}
-	if l.header.Empty() {
-		return nil
-	}
-	l.header.Expose(func(s string) { req.Header["Authorization"] = []string{s} })
-	return nil
-}
-
-// Redactor finds what was lent in what came back; nil finds nothing.
-func (l *Lease) Redactor() *Redactor { return l.redactor }
-
-// Rejected is told that the server refused the credential. A pinned token has
-// nothing to renew.
-func (l *Lease) Rejected(int) {}
-
-// Close ends the loan.
-func (l *Lease) Close() {}

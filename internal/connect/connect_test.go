@@ -31,7 +31,7 @@ func grant(t *testing.T) policy.Grant {
 }
 
 func TestLendAndInject(t *testing.T) {
-	c := New(nil, func(name string) (secret.Text, bool) { return secret.New("the-token-1"), name == "T" })
+	c := New(Options{Clock: plane.SystemClock{}, Lookup: func(name string) (secret.Text, bool) { return secret.New("the-token-1"), name == "T" }})
 	if _, err := c.Lend(t.Context(), policy.Grant{}); plane.KindOf(err) != plane.Forbidden {
 		t.Fatalf("the zero grant: %v", err)
 	}
@@ -54,7 +54,7 @@ func TestLendAndInject(t *testing.T) {
 	if err := l.Inject(req); err == nil {
 		t.Error("another Host header")
 	}
-	empty := New(nil, func(string) (secret.Text, bool) { return secret.Text{}, false })
+	empty := New(Options{Clock: plane.SystemClock{}, Lookup: func(string) (secret.Text, bool) { return secret.Text{}, false }})
 	if _, err := empty.Lend(t.Context(), grant(t)); plane.KindOf(err) != plane.Unavailable || !strings.Contains(err.Error(), "variable T") {
 		t.Errorf("an unset variable: %v", err)
 	}

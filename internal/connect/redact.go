@@ -32,16 +32,21 @@ type Redactor struct {
 
 const gram = 4
 
-// NewRedactor prepares the forms of a secret, and of its parts where it has the
-// shape user:password.
-func NewRedactor(value string) *Redactor {
+// NewRedactor prepares the forms of secrets, and of their parts where one has
+// the shape user:password.
+func NewRedactor(values ...string) *Redactor {
 	r := &Redactor{}
+	seen := map[string]bool{}
 	add := func(s string) {
-		if len(s) >= minNeedle && !slices.ContainsFunc(r.needles, func(n []byte) bool { return string(n) == s }) {
+		if len(s) >= minNeedle && !seen[s] {
+			seen[s] = true
 			r.needles = append(r.needles, []byte(s))
 		}
 	}
 	forms := func(s string) {
+		if len(s) < minNeedle {
+			return
+		}
 		add(s)
 		if j, err := json.Marshal(s); err == nil {
 			add(strings.Trim(string(j), `"`))
@@ -57,9 +62,11 @@ func NewRedactor(value string) *Redactor {
 			}
 		}
 	}
-	forms(value)
-	if user, password, ok := strings.Cut(value, ":"); ok && len(user) > 0 {
-		forms(password)
+	for _, value := range values {
+		forms(value)
+		if user, password, ok := strings.Cut(value, ":"); ok && len(user) > 0 {
+			forms(password)
+		}
 	}
 	slices.SortFunc(r.needles, func(a, b []byte) int { return len(b) - len(a) })
 	r.prepare()

@@ -29,7 +29,11 @@ func New(registry *command.Registry, version string, who func(*http.Request) (pl
 	c := &Commands{registry: registry, who: who}
 	for _, cmd := range registry.All() {
 		schema := huma.NewMapRegistry("#/$defs/", huma.DefaultSchemaNamer).Schema(reflect.TypeOf(cmd.Input()).Elem(), false, "")
-		def, err := json.Marshal(map[string]any{"name": cmd.Name, "description": cmd.Summary, "inputSchema": schema,
+		help, err := registry.Help(cmd.Name)
+		if err != nil {
+			return nil, err
+		}
+		def, err := json.Marshal(map[string]any{"name": cmd.Name, "description": help, "inputSchema": schema,
 			"annotations": map[string]bool{"readOnlyHint": cmd.ReadOnly, "destructiveHint": false, "openWorldHint": false}})
 		if err != nil {
 			return nil, err

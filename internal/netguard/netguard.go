@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,9 +41,9 @@ type rule struct {
 	text   string
 }
 
-// Policy is the compiled egress policy. It is immutable.
+// Policy is the compiled egress policy. Its rules can be replaced as a whole.
 type Policy struct {
-	rules []rule
+	held  atomic.Pointer[[]rule]
 	guard *ssrf.Guardian
 
 	dialFor time.Duration
@@ -61,14 +62,28 @@ func NewPolicy(rules []Rule, dialTimeout time.Duration) (*Policy, error) {
 		guard:   ssrf.New(ssrf.WithPorts(443), ssrf.WithDeniedV4Prefixes(alsoDenied)),
 		dialFor: dialTimeout, open: map[string]*http.Transport{},
 	}
+	return p, p.Replace(rules)
+}
+
+// Replace puts other rules in place. Bad ones change nothing.
+func (p *Policy) Replace(rules []Rule) error {
+	var out []rule
 	for i, r := range rules {
 		c, err := compile(r)
 		if err != nil {
-			return nil, plane.Errorf(plane.InvalidInput, "egress.allow[%d]: %s.", i, err.Error()).At("egress.allow")
+			return plane.Errorf(plane.InvalidInput, "egress.allow[%d]: %s.", i, err.Error()).At("egress.allow")
 		}
-		p.rules = append(p.rules, c)
+		out = append(out, c)
 	}
-	return p, nil
+	p.held.Store(&out)
+	return nil
+}
+
+func (p *Policy) rules() []rule {
+	if held := p.held.Load(); held != nil {
+		return *held
+	}
+	return nil
 }
 
 func compile(r Rule) (rule, error) {
@@ -99,7 +114,7 @@ func canonicalHost(h string) string { return strings.TrimSuffix(strings.ToLower(
 // Opens lists what egress.allow opens, one line each, for the start-up notice.
 func (p *Policy) Opens() []string {
 	var out []string
-	for _, r := range p.rules {
+	for _, r := range p.rules() {
 		out = append(out, fmt.Sprintf("%s for %s", r.text, strings.Join(r.names, ", ")))
 	}
 	return out
@@ -186,7 +201,7 @@ func internalName(host string) bool {
 }
 
 func (p *Policy) matchHost(name, host, port string, plainHTTP bool) bool {
-	for _, r := range p.rules {
+	for _, r := range p.rules() {
 		if r.host == host && r.port == port && r.plain == plainHTTP && slices.Contains(r.names, name) {
 			return true
 		}
@@ -195,7 +210,7 @@ func (p *Policy) matchHost(name, host, port string, plainHTTP bool) bool {
 }
 
 func (p *Policy) matchAddr(name string, ap netip.AddrPort, plainHTTP bool) bool {
-	for _, r := range p.rules {
+	for _, r := range p.rules() {
 		if r.host == "" && r.plain == plainHTTP && r.prefix.Contains(ap.Addr().Unmap()) && slices.Contains(r.names, name) {
 			return true
 		}
@@ -214,7 +229,7 @@ func (p *Policy) Untrusted(name string) http.RoundTripper {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := ""
-	for _, r := range p.rules {
+	for _, r := range p.rules() {
 		if slices.Contains(r.names, name) {
 			key = name // exceptions of its own: a pool of its own
 		}

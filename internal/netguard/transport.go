@@ -45,6 +45,22 @@ func Infra(hostport string) *http.Transport {
 	return t
 }
 
+// InfraAmong is Infra for a service that config names and that names further
+// hosts of its own, as an OpenID issuer does: it dials what allowed admits.
+func InfraAmong(allowed func(hostport string) bool) *http.Transport {
+	t := tuned()
+	t.MaxIdleConnsPerHost = 16
+	t.DisableCompression = false
+	d := net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if !allowed(addr) {
+			return nil, fmt.Errorf("%w: %s was not named", ErrRefused, addr)
+		}
+		return d.DialContext(ctx, network, addr)
+	}
+	return t
+}
+
 // InfraSocket is Infra for a Unix socket.
 func InfraSocket(path string) *http.Transport {
 	t := tuned()

@@ -81,7 +81,8 @@ func (s RunState) Ended() bool {
 type Run struct {
 	ID         RunID
 	Agent      string
-	Principal  string
+	Principal  string    // the caller's id
+	Caller     Principal // whose connections it may use
 	Prompt     string
 	State      RunState
 	WaitingFor string // reconcile, while it waits for a person

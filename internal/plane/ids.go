@@ -25,6 +25,9 @@ const (
 	prefixSession    = "ses_"
 	prefixResult     = "res_"
 	prefixAudit      = "aud_"
+	prefixTicket     = "tkt_"
+	prefixToken      = "tok_"
+	prefixRevocation = "rvk_"
 )
 
 // NewConnectionID makes an id; now gives its time part.
@@ -44,6 +47,15 @@ func NewResultID(now time.Time) ResultID { return ResultID(newID(prefixResult, n
 
 // NewAuditID makes an id; now gives its time part.
 func NewAuditID(now time.Time) string { return newID(prefixAudit, now) }
+
+// NewTicketID makes an id; now gives its time part.
+func NewTicketID(now time.Time) string { return newID(prefixTicket, now) }
+
+// NewTokenID makes an id; now gives its time part.
+func NewTokenID(now time.Time) string { return newID(prefixToken, now) }
+
+// NewRevocationID makes an id; now gives its time part.
+func NewRevocationID(now time.Time) string { return newID(prefixRevocation, now) }
 
 const crockford = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -114,6 +126,9 @@ func ValidID(prefix, s string) bool {
 
 // IsRunID and IsCallID tell the two ids that people type apart.
 func IsRunID(s string) bool { return ValidID(prefixRun, s) }
+
+// IsConnectionID reports whether s is the id of a connection.
+func IsConnectionID(s string) bool { return ValidID(prefixConnection, s) }
 
 // IsCallID reports whether s is the id of a call.
 func IsCallID(s string) bool { return ValidID(prefixCall, s) }

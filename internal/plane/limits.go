@@ -37,6 +37,9 @@ type Limits struct {
 	ToolsOffered          int           `yaml:"tools_offered"`
 	FingerprintMaxAge     time.Duration `yaml:"fingerprint_max_age"`
 	RunLease              time.Duration `yaml:"run_lease"` // how long a run's owner may be silent
+
+	TicketLife          time.Duration `yaml:"ticket_life"` // of a connect link, and of a started sign-in
+	ConnectionsPerScope int           `yaml:"connections_per_scope"`
 }
 
 // DefaultLimits is the table of design §6.
@@ -52,6 +55,7 @@ func DefaultLimits() Limits {
 		ResultChars: 30_000, ResultKept: 2 << 20, ResultKeptRun: 16 << 20,
 		SessionsPerConnection: 256, SessionIdle: 5 * time.Minute,
 		ToolsOffered: 40, FingerprintMaxAge: time.Minute, RunLease: 30 * time.Second,
+		TicketLife: 10 * time.Minute, ConnectionsPerScope: 200,
 	}
 }
 
@@ -78,7 +82,8 @@ func (l Limits) Validate() error {
 		{"result_chars", int64(l.ResultChars)}, {"result_kept", int64(l.ResultKept)},
 		{"result_kept_per_run", int64(l.ResultKeptRun)}, {"sessions_per_connection", int64(l.SessionsPerConnection)},
 		{"session_idle", int64(l.SessionIdle)}, {"tools_offered", int64(l.ToolsOffered)},
-		{"run_lease", int64(l.RunLease)},
+		{"run_lease", int64(l.RunLease)}, {"ticket_life", int64(l.TicketLife)},
+		{"connections_per_scope", int64(l.ConnectionsPerScope)},
 	} {
 		if n.v <= 0 {
 			return Errorf(InvalidInput, "limits.%s must be greater than zero.", n.name).At("limits." + n.name)

@@ -62,6 +62,7 @@ type Agent struct {
 	Tools       []string // built-in tools
 	MCP         bool     // D17: off makes its model requests free of every trace of MCP
 	Description string
+	Operators   []string // who may write its scope: a verified email, or iss|sub
 }
 
 // Results is the form in which a session hands on what a server said.
@@ -72,41 +73,6 @@ const (
 	Marked Results = "marked"
 	Raw    Results = "raw"
 )
-
-// Principal is who is calling.
-type Principal struct {
-	Kind string // local, user, token
-	ID   string // cli:local, or issuer|subject
-	Team string // the team this request belongs to, if any
-}
-
-// Local is the caller on the socket in the data directory: an org admin.
-var Local = Principal{Kind: "local", ID: "cli:local"}
-
-// Auth is how a connection signs in.
-type Auth string
-
-// Auth kinds a pinned connection may name in this version.
-const (
-	AuthNone   Auth = "none"
-	AuthBearer Auth = "bearer"
-)
-
-// Connection is one account at one server, owned by one scope.
-type Connection struct {
-	ID       ConnectionID
-	Scope    Scope
-	Slug     string
-	Label    string
-	Endpoint string
-	Auth     Auth
-	TokenEnv string   // the variable that holds a pinned bearer token
-	Agents   []string // empty: every open agent
-	Enabled  bool
-	Version  int64  // raised by people's changes; fences offers and dispatches
-	Digest   string // of what a person set, so a restart can tell a change
-	MaxBytes int    // response cap, 0 for the limit's
-}
 
 // Class says whether a tool may be repeated.
 type Class string

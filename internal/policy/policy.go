@@ -8,19 +8,22 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 
 	"patchbay/internal/plane"
 )
 
-// Rules are what a snapshot is compiled from.
+// Rules are what a snapshot is compiled from. People are named by a verified
+// email or by issuer|subject.
 type Rules struct {
 	Agents      map[string]plane.Agent
 	Connections []plane.Connection
 	Teams       map[string]Team
+	Admins      []string
 }
 
-// Team is who belongs to a team.
-type Team struct{ Members []string }
+// Team is who belongs to a team, and who of them may change its settings.
+type Team struct{ Members, ConfigWrite []string }
 
 // Snapshot is a compiled policy. It is immutable and safe for concurrent use.
 type Snapshot struct {
@@ -28,35 +31,41 @@ type Snapshot struct {
 	byID   map[plane.ConnectionID]entry
 	order  []plane.ConnectionID // by tier, then slug
 	teams  map[string]Team
+	admins []string
 }
 
 type entry struct {
 	plane.Connection
 	scheme, host string
+	bad          string // why it serves nobody although it was added
 }
 
 // Compile checks the rules against each other and freezes them.
 func Compile(r Rules) (*Snapshot, error) {
-	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]entry{}, teams: r.Teams}
+	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]entry{}, teams: r.Teams, admins: r.Admins}
 	list := slices.Clone(r.Connections)
 	slices.SortStableFunc(list, func(a, b plane.Connection) int {
 		if d := a.Scope.Rank() - b.Scope.Rank(); d != 0 {
 			return d
 		}
-		if a.Slug < b.Slug {
-			return -1
+		if d := strings.Compare(a.Slug, b.Slug); d != 0 {
+			return d
 		}
-		return 1
+		return strings.Compare(string(a.Origin), string(b.Origin)) // added goes before pinned
 	})
 	for _, c := range list {
+		bad := ""
 		if err := s.mayName(c); err != nil {
-			return nil, err
+			if c.Origin != plane.Added {
+				return nil, err
+			}
+			bad = plane.Public(err).Message // it was right when it was added
 		}
 		u, err := url.Parse(c.Endpoint)
 		if err != nil {
 			return nil, plane.Errorf(plane.InvalidInput, "%s: the URL cannot be read.", c.Slug)
 		}
-		s.byID[c.ID] = entry{c, u.Scheme, u.Host}
+		s.byID[c.ID] = entry{c, u.Scheme, u.Host, bad}
 		s.order = append(s.order, c.ID)
 	}
 	return s, nil
@@ -132,50 +141,91 @@ func (s *Snapshot) Resolve(agent string, p plane.Principal) []Attached {
 		at := Attached{Connection: c.Connection}
 		if by, dup := taken[c.Slug]; dup {
 			at.ShadowedBy = by
-			at.Why = fmt.Sprintf("shadowed by the %s connection of the same name", by)
+			at.Why = shadowed(by, c.Scope)
 		} else {
 			taken[c.Slug] = c.Scope
-			if !c.Enabled {
-				at.Why = "turned off"
-			}
+			at.Why = c.unusable()
 		}
 		out = append(out, at)
 	}
 	return out
 }
 
-// Visible lists the connections that a person may see: all of an install for
-// its local admin, else org, the team of the request and their own.
+func shadowed(by, own plane.Scope) string {
+	if by == own {
+		return "replaced by the connection of the same name that was added at run time"
+	}
+	return fmt.Sprintf("shadowed by the %s connection of the same name", by)
+}
+
+// unusable says why a connection cannot be used whoever asks, or nothing.
+func (c *entry) unusable() string {
+	switch {
+	case c.bad != "":
+		return c.bad
+	case !c.Enabled:
+		return "turned off"
+	case c.State == plane.StateAwaiting:
+		return "nobody has signed it in yet; patchbay mcp connect " + c.Slug
+	case c.State == plane.StateAuthError:
+		return plane.ReasonText(c.Reason) + "; patchbay mcp connect " + c.Slug
+	}
+	return ""
+}
+
+// Visible lists the connections that a caller may see: org's, those of the
+// agents and teams that are theirs, and their own; never another person's.
 func (s *Snapshot) Visible(p plane.Principal) []Attached {
 	taken := map[string]plane.Scope{}
 	var out []Attached
 	for _, id := range s.order {
 		c := s.byID[id]
-		if p.Kind != plane.Local.Kind && !s.reaches(c.Scope, "", p) {
+		if !s.sees(c.Scope, p) {
 			continue
 		}
 		at := Attached{Connection: c.Connection}
-		if by, dup := taken[c.Slug]; dup && by.Rank() < c.Scope.Rank() {
+		if by, dup := taken[c.Slug]; dup && by.Rank() <= c.Scope.Rank() && (by == c.Scope || by.Rank() < c.Scope.Rank()) {
 			at.ShadowedBy = by
 		} else if !dup {
 			taken[c.Slug] = c.Scope
 		}
+		at.Why = c.unusable()
 		out = append(out, at)
 	}
 	return out
 }
 
-// reaches says whether a scope is one that this session may see at all.
+// sees says whether a caller may know of a scope's connections.
+func (s *Snapshot) sees(sc plane.Scope, p plane.Principal) bool {
+	switch sc.Kind {
+	case plane.ScopeOrg:
+		return p.Kind != plane.KindVisitor
+	case plane.ScopeAgent:
+		return p.Agent == sc.Name || s.Admin(p) || isAny(s.agents[sc.Name].Operators, p)
+	case plane.ScopeTeam:
+		return s.reaches(sc, "", p) || s.Admin(p) || p.Kind == plane.KindPerson && isAny(s.teams[sc.Name].Members, p)
+	}
+	return s.reaches(sc, "", p)
+}
+
+func isAny(entries []string, p plane.Principal) bool {
+	return slices.ContainsFunc(entries, p.Is)
+}
+
+// reaches says whether a scope's connections serve an agent that works for p.
 func (s *Snapshot) reaches(sc plane.Scope, agent string, p plane.Principal) bool {
 	switch sc.Kind {
 	case plane.ScopeOrg:
-		return true
+		return p.Kind != plane.KindVisitor
 	case plane.ScopeAgent:
 		return sc.Name == agent
 	case plane.ScopeTeam:
-		return sc.Name != "" && (sc.Name == p.Team && slices.Contains(s.teams[sc.Name].Members, p.ID))
+		if sc.Name == "" || sc.Name != p.Team {
+			return false
+		}
+		return p.Kind == plane.KindAgent || isAny(s.teams[sc.Name].Members, p)
 	case plane.ScopeUser:
-		return sc.Name == p.ID
+		return p.Kind != plane.KindService && p.Is(sc.Name)
 	}
 	return false
 }
@@ -221,46 +271,107 @@ type Resource struct {
 type Denial struct {
 	Kind   plane.Kind
 	Reason string
+	Next   string // what to do instead, where there is something
 }
 
 // Err is the denial as an error.
-func (d *Denial) Err() error { return &plane.Error{Kind: d.Kind, Message: d.Reason} }
+func (d *Denial) Err() error { return &plane.Error{Kind: d.Kind, Message: d.Reason, Next: d.Next} }
+
+// Names of the checks that a decision makes, in their order.
+const (
+	CheckScope      = "scope"
+	CheckServer     = "server"
+	CheckCredential = "credential"
+)
+
+// Step is one check of a decision. Reason is empty when it passed.
+type Step struct {
+	Check        string
+	Kind         plane.Kind
+	Reason, Next string
+	Fine         string // what it found, when it passed
+}
 
 // Decide answers for one action, now. Exactly one of the results is set. A
 // Discover without an agent is an operator's look at a connection.
 func (s *Snapshot) Decide(p plane.Principal, action Action, r Resource) (Grant, *Denial) {
-	no := func(k plane.Kind, format string, args ...any) (Grant, *Denial) {
-		return Grant{}, &Denial{k, fmt.Sprintf(format, args...)}
-	}
+	return s.Trace(p, action, r, nil)
+}
+
+// Trace is Decide, and tells note of every check up to the one that decided, so
+// that there is one answer to "why".
+func (s *Snapshot) Trace(p plane.Principal, action Action, r Resource, note func(Step)) (Grant, *Denial) {
 	c, ok := s.byID[r.Connection]
 	if !ok {
-		return no(plane.NotFound, "There is no such connection.")
+		return refused(note, CheckScope, plane.NotFound, "There is no such connection.")
 	}
-	if r.Agent != "" {
-		a, ok := s.agents[r.Agent]
-		switch {
-		case !ok:
-			return no(plane.NotFound, "There is no agent %s.", r.Agent)
-		case !a.MCP:
-			return no(plane.Forbidden, "MCP is off for the agent %s.", r.Agent)
-		case !s.reaches(c.Scope, r.Agent, p):
-			return no(plane.NotFound, "There is no such connection.")
-		}
-		if why := s.serves(c.Connection, a); why != "" {
-			return no(plane.Forbidden, "%s may not serve %s: %s.", c.Slug, r.Agent, why)
-		}
-	} else if action != Discover {
-		return no(plane.Forbidden, "A call is made for an agent.")
-	} else if p.Kind != plane.Local.Kind && !s.reaches(c.Scope, "", p) {
-		return no(plane.NotFound, "There is no such connection.")
+	if kind, reason := s.within(p, action, r, c); reason != "" {
+		return refused(note, CheckScope, kind, reason)
 	}
-	if !c.Enabled {
-		return no(plane.Forbidden, "%s is turned off.", c.Slug)
+	if note != nil {
+		passed(note, CheckScope, "it belongs to "+c.Scope.String()+" and may serve the agent")
+	}
+	switch {
+	case c.bad != "":
+		return refused(note, CheckServer, plane.Forbidden, c.Slug+" serves nobody: "+c.bad)
+	case !c.Enabled:
+		return refused(note, CheckServer, plane.Forbidden, c.Slug+" is turned off.")
+	}
+	passed(note, CheckServer, "the connection is on")
+	if c.State == plane.StateAwaiting || c.State == plane.StateAuthError && r.Agent != "" {
+		return refused(note, CheckCredential, plane.Unauthenticated, c.Slug+" cannot be used: "+c.unusable()+".")
 	}
 	if r.Version != 0 && r.Version != c.Version {
-		return no(plane.Conflict, "%s was changed since its tools were offered.", c.Slug)
+		return refused(note, "drift", plane.Conflict, c.Slug+" was changed since its tools were offered.")
 	}
-	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: p.Kind + "|" + p.ID}, nil
+	return s.grant(c, p), nil
+}
+
+func refused(note func(Step), check string, k plane.Kind, reason string) (Grant, *Denial) {
+	if note != nil {
+		note(Step{Check: check, Kind: k, Reason: reason})
+	}
+	return Grant{}, &Denial{Kind: k, Reason: reason}
+}
+
+func passed(note func(Step), check, fine string) {
+	if note != nil {
+		note(Step{Check: check, Fine: fine})
+	}
+}
+
+// within says why a connection is out of reach of a caller and agent, or
+// nothing.
+func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c entry) (plane.Kind, string) {
+	const unknown = "There is no such connection."
+	if r.Agent == "" {
+		switch {
+		case action != Discover:
+			return plane.Forbidden, "A call is made for an agent."
+		case !s.sees(c.Scope, p):
+			return plane.NotFound, unknown
+		}
+		return "", ""
+	}
+	a, ok := s.agents[r.Agent]
+	switch {
+	case !ok:
+		return plane.NotFound, "There is no agent " + r.Agent + "."
+	case !a.MCP:
+		return plane.Forbidden, "MCP is off for the agent " + r.Agent + "."
+	case !s.reaches(c.Scope, r.Agent, p):
+		return plane.NotFound, unknown
+	case p.Kind == plane.KindAgent && p.Agent != r.Agent:
+		return plane.Forbidden, "The token is for the agent " + p.Agent + "."
+	}
+	if why := s.serves(c.Connection, a); why != "" {
+		return plane.Forbidden, fmt.Sprintf("%s may not serve %s: %s.", c.Slug, r.Agent, why)
+	}
+	return "", ""
+}
+
+func (s *Snapshot) grant(c entry, p plane.Principal) Grant {
+	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID}
 }
 
 // Grant is a decision that allows, good for one connection at one version. Only

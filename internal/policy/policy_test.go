@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"testing"
 
 	"patchbay/internal/plane"
@@ -24,7 +25,7 @@ func TestDecide(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ada, adaInPay, bob := plane.Principal{Kind: "user", ID: "ada"}, plane.Principal{Kind: "user", ID: "ada", Team: "pay"}, plane.Principal{Kind: "user", ID: "bob", Team: "pay"}
+	ada, adaInPay, bob := plane.Principal{Kind: plane.KindPerson, ID: "ada"}, plane.Principal{Kind: plane.KindPerson, ID: "ada", Team: "pay"}, plane.Principal{Kind: plane.KindPerson, ID: "bob", Team: "pay"}
 	for _, c := range []struct {
 		name    string
 		who     plane.Principal
@@ -89,16 +90,18 @@ func TestHigherTiersWinNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, a := range s.Resolve("general", plane.Principal{Kind: "user", ID: "ada", Team: "pay"}) {
+	for _, a := range s.Resolve("general", plane.Principal{Kind: plane.KindPerson, ID: "ada", Team: "pay"}) {
 		got = append(got, string(a.ID)+":"+a.Why)
 	}
 	want := []string{"org:", "team:", "ada:shadowed by the org connection of the same name"}
 	if len(got) != len(want) || got[0] != want[0] || got[1] != want[1] || got[2] != want[2] {
 		t.Errorf("%q", got)
 	}
-	for _, a := range s.Visible(plane.Principal{Kind: "user", ID: "ada"}) {
-		if a.ID == "bob" || a.ID == "team" {
-			t.Errorf("ada sees %s", a.ID)
+	for who, hidden := range map[string][]plane.ConnectionID{"ada": {"bob", "agent"}, "bob": {"ada", "team", "agent"}} {
+		for _, a := range s.Visible(plane.Principal{Kind: plane.KindPerson, ID: who}) {
+			if slices.Contains(hidden, a.ID) {
+				t.Errorf("%s sees %s", who, a.ID)
+			}
 		}
 	}
 }

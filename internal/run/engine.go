@@ -236,7 +236,7 @@ func (e *Engine) Begin(ctx context.Context, who plane.Principal, agent, prompt s
 			return plane.Run{}, err
 		}
 	}
-	r := plane.Run{ID: plane.NewRunID(e.o.Clock.Now()), Agent: agent, Principal: who.ID, Prompt: prompt, State: plane.RunQueued}
+	r := plane.Run{ID: plane.NewRunID(e.o.Clock.Now()), Agent: agent, Principal: who.ID, Caller: who, Prompt: prompt, State: plane.RunQueued}
 	err := e.o.Store.Write(ctx, func(t plane.Tx) error {
 		r.CreatedAt = t.Now()
 		if err := e.o.Store.InsertRun(t, &r, e.seal(r.ID, "prompt", []byte(prompt))); err != nil {

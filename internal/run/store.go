@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"patchbay/internal/plane"
@@ -39,7 +40,7 @@ type Store interface {
 type Records interface {
 	InsertRun(t plane.Tx, r *plane.Run, sealedPrompt []byte) error
 	RunByID(ctx context.Context, id plane.RunID) (StoredRun, error)
-	Runs(ctx context.Context, limit int) ([]StoredRun, error)
+	Runs(ctx context.Context, principal string, limit int) ([]StoredRun, error)
 	RequeueRun(t plane.Tx, id plane.RunID) (bool, error)
 	AskCancel(t plane.Tx, id plane.RunID, reason string) (bool, error)
 }
@@ -83,6 +84,24 @@ const purposeContent = "content"
 
 func bind(run plane.RunID, record string) secret.Bind {
 	return secret.Bind{Purpose: purposeContent, Scope: string(run), Record: record}
+}
+
+// ContentBind names what a sealed value of a run is bound to, by where it rests.
+func ContentBind(s plane.Sealed) secret.Bind {
+	id, rest, _ := strings.Cut(s.Key, " ")
+	switch s.Place {
+	case "run.prompt":
+		return bind(plane.RunID(id), "prompt")
+	case "run.answer":
+		return bind(plane.RunID(id), "answer")
+	case "message":
+		return bind(plane.RunID(id), messageRecord(int(s.Num)))
+	case "event":
+		return bind(plane.RunID(id), eventRecord(s.Num))
+	case "result.whole":
+		return bind(plane.RunID(id), "whole/"+rest)
+	}
+	return bind(plane.RunID(id), "result/"+rest)
 }
 
 func (e *Engine) seal(run plane.RunID, record string, b []byte) []byte {

@@ -13,9 +13,10 @@ type View struct {
 	Attempts []plane.Attempt
 }
 
-// List returns the latest runs, newest first.
-func (e *Engine) List(ctx context.Context, limit int) ([]plane.Run, error) {
-	rows, err := e.o.Store.Runs(ctx, limit)
+// List returns the latest runs of a principal, or of all when it is empty,
+// newest first.
+func (e *Engine) List(ctx context.Context, principal string, limit int) ([]plane.Run, error) {
+	rows, err := e.o.Store.Runs(ctx, principal, limit)
 	if err != nil {
 		return nil, err
 	}

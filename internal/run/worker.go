@@ -99,7 +99,7 @@ func (w *worker) prepare(ctx context.Context) ([]plane.Call, error) {
 				used++
 			}
 		}
-		w.session, err = w.e.o.Bridge.Open(ctx, bridge.Opening{Agent: w.agent.Slug, Principal: w.principal(), Run: w.run.ID,
+		w.session, err = w.e.o.Bridge.Open(ctx, bridge.Opening{Agent: w.agent.Slug, Principal: w.run.Caller, Run: w.run.ID,
 			Fence: w.run.Fence, CallsUsed: used, Results: plane.Marked})
 		if err != nil {
 			return nil, err
@@ -110,14 +110,6 @@ func (w *worker) prepare(ctx context.Context) ([]plane.Call, error) {
 	}
 	w.own = w.ownTools()
 	return calls, w.collisions()
-}
-
-func (w *worker) principal() plane.Principal {
-	p := plane.Principal{Kind: "user", ID: w.run.Principal}
-	if w.run.Principal == plane.Local.ID {
-		p = plane.Local
-	}
-	return p
 }
 
 // announce writes the run's first event, or that it goes on.

@@ -1,6 +1,7 @@
 package secret
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/ed25519"
@@ -13,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 )
 
 // KeyBytes is the length of a ring key.
@@ -29,10 +31,16 @@ const (
 	keyIDBytes  = 8
 )
 
-// Ring holds the keys, the first of them active. It is immutable.
+// Ring holds the keys, the first of them active. It is safe for concurrent use;
+// Replace puts other keys in place while it is used.
 type Ring struct {
-	keys []ringKey
+	held atomic.Pointer[[]ringKey]
 }
+
+func (r *Ring) keys() []ringKey { return *r.held.Load() }
+
+// Replace takes over the keys of another ring.
+func (r *Ring) Replace(by *Ring) { r.held.Store(by.held.Load()) }
 
 type ringKey struct {
 	id    [keyIDBytes]byte
@@ -59,7 +67,7 @@ func ParseRing(text Text) (*Ring, error) {
 	if len(words) == 0 {
 		return nil, errors.New("secret: no key in the ring")
 	}
-	r := &Ring{}
+	var keys []ringKey
 	for i, w := range words {
 		w = strings.TrimRight(strings.NewReplacer("-", "+", "_", "/").Replace(w), "=")
 		raw, err := base64.RawStdEncoding.DecodeString(w)
@@ -70,14 +78,28 @@ func ParseRing(text Text) (*Ring, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, have := range r.keys {
+		for _, have := range keys {
 			if have.id == k.id {
 				return nil, fmt.Errorf("secret: key %d of the ring stands there twice", i+1)
 			}
 		}
-		r.keys = append(r.keys, k)
+		keys = append(keys, k)
 	}
+	r := &Ring{}
+	r.held.Store(&keys)
 	return r, nil
+}
+
+// Active is the id of the key that seals, as it stands in a blob.
+func (r *Ring) Active() []byte { return bytes.Clone(r.keys()[0].id[:]) }
+
+// KeyIDs are the ids of all keys in hexadecimal, active first.
+func (r *Ring) KeyIDs() []string {
+	var out []string
+	for _, k := range r.keys() {
+		out = append(out, hex.EncodeToString(k.id[:]))
+	}
+	return out
 }
 
 func newRingKey(raw []byte) (ringKey, error) {
@@ -126,7 +148,7 @@ func (b Bind) aad() []byte {
 
 // Seal encrypts value under the active key: version, key id, nonce, ciphertext.
 func (r *Ring) Seal(b Bind, value []byte) []byte {
-	k := &r.keys[0]
+	k := &r.keys()[0]
 	out := make([]byte, 1+keyIDBytes+k.aead.NonceSize(), 1+keyIDBytes+k.aead.NonceSize()+len(value)+k.aead.Overhead())
 	out[0] = blobVersion
 	copy(out[1:], k.id[:])
@@ -156,7 +178,7 @@ func (r *Ring) Reseal(b Bind, blob []byte) (out []byte, done bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	if k == &r.keys[0] {
+	if k.id == r.keys()[0].id {
 		return blob, false, nil
 	}
 	value, err := r.Open(b, blob)
@@ -170,9 +192,10 @@ func (r *Ring) keyOf(blob []byte) (*ringKey, error) {
 	if len(blob) < 1+keyIDBytes+12 || blob[0] != blobVersion {
 		return nil, ErrOpen
 	}
-	for i := range r.keys {
-		if string(r.keys[i].id[:]) == string(blob[1:1+keyIDBytes]) {
-			return &r.keys[i], nil
+	keys := r.keys()
+	for i := range keys {
+		if string(keys[i].id[:]) == string(blob[1:1+keyIDBytes]) {
+			return &keys[i], nil
 		}
 	}
 	return nil, ErrKeyMissing
@@ -181,19 +204,20 @@ func (r *Ring) keyOf(blob []byte) (*ringKey, error) {
 // Checks are the check values of all keys, active first. A stored one that is
 // not among them means that this ring is foreign to the database.
 func (r *Ring) Checks() []string {
-	out := make([]string, len(r.keys))
-	for i, k := range r.keys {
+	keys := r.keys()
+	out := make([]string, len(keys))
+	for i, k := range keys {
 		out[i] = hex.EncodeToString(k.check[:])
 	}
 	return out
 }
 
 // Sign signs with the active key's Ed25519 key.
-func (r *Ring) Sign(msg []byte) []byte { return ed25519.Sign(r.keys[0].sign, msg) }
+func (r *Ring) Sign(msg []byte) []byte { return ed25519.Sign(r.keys()[0].sign, msg) }
 
 // Verify accepts a signature of any key of the ring.
 func (r *Ring) Verify(msg, sig []byte) bool {
-	for _, k := range r.keys {
+	for _, k := range r.keys() {
 		if ed25519.Verify(k.sign.Public().(ed25519.PublicKey), msg, sig) {
 			return true
 		}

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
+	"errors"
 	"strings"
 
 	"patchbay/internal/plane"
@@ -26,36 +28,123 @@ func parseScope(s string) plane.Scope {
 	return plane.Scope{Kind: plane.ScopeKind(kind), Name: name}
 }
 
-// Connections returns all connections as they were stored.
+const connectionColumns = `id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at, created_by, origin, agents, state, reason, oauth`
+
+func scanConnection(r *sql.Rows) (plane.Connection, error) {
+	var c plane.Connection
+	var scope, agents, oauth string
+	var enabled, created int64
+	if err := r.Scan(&c.ID, &scope, &c.Slug, &c.Label, &c.Endpoint, &c.Auth, &enabled, &c.Version, &c.Digest, &created, &c.CreatedBy,
+		&c.Origin, &agents, &c.State, &c.Reason, &oauth); err != nil {
+		return c, err
+	}
+	c.Scope, c.Enabled, c.CreatedAt = parseScope(scope), enabled != 0, plane.FromMicros(created)
+	return c, errors.Join(json.Unmarshal([]byte(agents), &c.Agents), json.Unmarshal([]byte(oauth), &c.OAuth))
+}
+
+// Connections returns all connections that were not removed.
 func (s *Store) Connections(ctx context.Context) ([]plane.Connection, error) {
 	var out []plane.Connection
 	err := s.each(ctx, func(r *sql.Rows) error {
-		var c plane.Connection
-		var scope string
-		var enabled int64
-		if err := r.Scan(&c.ID, &scope, &c.Slug, &c.Label, &c.Endpoint, &c.Auth, &enabled, &c.Version, &c.Digest); err != nil {
-			return err
-		}
-		c.Scope, c.Enabled = parseScope(scope), enabled != 0
+		c, err := scanConnection(r)
 		out = append(out, c)
-		return nil
-	}, `SELECT id, scope, slug, label, endpoint, auth, enabled, version, digest FROM connections ORDER BY scope, slug`)
+		return err
+	}, `SELECT `+connectionColumns+` FROM connections WHERE removed_at = 0 ORDER BY scope, slug, origin`)
 	return out, err
+}
+
+// ConnectionByID returns one connection, removed or not_found.
+func (s *Store) ConnectionByID(ctx context.Context, id plane.ConnectionID) (plane.Connection, error) {
+	var c plane.Connection
+	err := s.one(ctx, "connection", func(r *sql.Rows) (err error) { c, err = scanConnection(r); return err },
+		`SELECT `+connectionColumns+` FROM connections WHERE id = ? AND removed_at = 0`, id)
+	return c, err
 }
 
 // SaveConnection inserts a connection or replaces what a person may change. The
 // version only ever rises.
 func (s *Store) SaveConnection(t plane.Tx, c *plane.Connection) error {
-	res, err := own(t).exec(`INSERT INTO connections (id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-		ON CONFLICT (id) DO UPDATE SET label = excluded.label, endpoint = excluded.endpoint, auth = excluded.auth,
-			enabled = excluded.enabled, version = excluded.version, digest = excluded.digest
-		WHERE connections.version < excluded.version`,
-		c.ID, c.Scope.String(), c.Slug, c.Label, c.Endpoint, c.Auth, flag(c.Enabled), c.Version, c.Digest, plane.Micros(t.Now()))
+	agents, err := json.Marshal(c.Agents)
+	if err != nil {
+		return err
+	}
+	oauth, err := json.Marshal(c.OAuth)
+	if err != nil {
+		return err
+	}
+	res, err := own(t).exec(`INSERT INTO connections (`+connectionColumns+`, removed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+		ON CONFLICT (id) DO UPDATE SET slug = excluded.slug, label = excluded.label, endpoint = excluded.endpoint, auth = excluded.auth,
+			enabled = excluded.enabled, version = excluded.version, digest = excluded.digest, agents = excluded.agents,
+			state = excluded.state, reason = excluded.reason, oauth = excluded.oauth
+		WHERE connections.version < excluded.version AND connections.removed_at = 0`,
+		c.ID, c.Scope.String(), c.Slug, c.Label, c.Endpoint, c.Auth, flag(c.Enabled), c.Version, c.Digest, plane.Micros(t.Now()), c.CreatedBy,
+		c.Origin, string(agents), c.State, c.Reason, string(oauth))
 	if IsUnique(err) {
 		return plane.Errorf(plane.Conflict, "A connection named %s is in that scope already.", c.Slug).Because(err)
 	}
-	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The connection %s was changed in the meantime.", c.Slug))
+	if err := exactly(res, err, 1, plane.Errorf(plane.Conflict, "The connection %s was changed in the meantime.", c.Slug)); err != nil {
+		return err
+	}
+	return s.touchConnections(t)
+}
+
+// SetConnectionState moves a connection between states without a new version:
+// nobody changed it, it was found out. It does nothing when the version moved on
+// or nothing changes.
+func (s *Store) SetConnectionState(t plane.Tx, id plane.ConnectionID, version int64, state plane.ConnectionState, reason string) error {
+	res, err := own(t).exec(`UPDATE connections SET state = ?, reason = ? WHERE id = ? AND version = ? AND removed_at = 0 AND (state <> ? OR reason <> ?)`,
+		state, reason, id, version, state, reason)
+	if err != nil {
+		return err
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 0 {
+		return err
+	}
+	return s.touchConnections(t)
+}
+
+// SetOAuthOptions stores what was learned about a connection's server, without a
+// new version.
+func (s *Store) SetOAuthOptions(t plane.Tx, id plane.ConnectionID, o plane.OAuthOptions) error {
+	b, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	if _, err := own(t).exec(`UPDATE connections SET oauth = ? WHERE id = ? AND removed_at = 0`, string(b), id); err != nil {
+		return err
+	}
+	return s.touchConnections(t)
+}
+
+// RemoveConnection takes a connection and what belongs to it away. Its calls
+// stay on record.
+func (s *Store) RemoveConnection(t plane.Tx, id plane.ConnectionID) error {
+	x := own(t)
+	res, err := x.exec(`UPDATE connections SET removed_at = ?, version = version + 1, enabled = 0 WHERE id = ? AND removed_at = 0`, plane.Micros(t.Now()), id)
+	if err := exactly(res, err, 1, plane.Errorf(plane.NotFound, "There is no such connection.")); err != nil {
+		return err
+	}
+	for _, q := range []string{`DELETE FROM credentials WHERE connection = ?`, `DELETE FROM definitions WHERE connection = ?`, `DELETE FROM catalogs WHERE connection = ?`,
+		`UPDATE tickets SET state = 'cancelled' WHERE connection = ? AND state IN ('pending', 'opened', 'authorizing')`} {
+		if _, err := x.exec(q, id); err != nil {
+			return err
+		}
+	}
+	return s.touchConnections(t)
+}
+
+// metaConnections counts changes to connections, so that every replica notices.
+const metaConnections = "connections_changed"
+
+func (s *Store) touchConnections(t plane.Tx) error {
+	_, err := own(t).exec(`INSERT INTO meta (key, value) VALUES (?, '1')
+		ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS BIGINT) + 1 AS TEXT)`, metaConnections)
+	return err
+}
+
+// ConnectionsChanged is a value that differs after every change to a connection.
+func (s *Store) ConnectionsChanged(ctx context.Context) (string, error) {
+	return s.Meta(ctx, metaConnections)
 }
 
 // Catalogs returns every stored catalog with its definitions' bytes.

@@ -10,7 +10,7 @@ import (
 )
 
 const runColumns = `id, agent, principal, prompt, state, waiting_for, reason, answer, turns, fence, owner, lease_until,
-	created_at, ended_at, spent, cancel`
+	created_at, ended_at, spent, cancel, caller`
 
 // StoredRun is a run as the table has it: prompt and answer still sealed.
 type StoredRun = struct {
@@ -21,8 +21,20 @@ type StoredRun = struct {
 func scanRun(r *sql.Rows) (StoredRun, error) {
 	var v StoredRun
 	var lease, created, ended, spent, cancel int64
+	var caller string
 	err := r.Scan(&v.ID, &v.Agent, &v.Principal, &v.SealedPrompt, &v.State, &v.WaitingFor, &v.Reason, &v.SealedAnswer, &v.Turns,
-		&v.Fence, &v.Owner, &lease, &created, &ended, &spent, &cancel)
+		&v.Fence, &v.Owner, &lease, &created, &ended, &spent, &cancel, &caller)
+	if err != nil {
+		return v, err
+	}
+	if caller == "" { // a run of a version that knew one caller
+		v.Caller = plane.Principal{Kind: plane.KindPerson, ID: v.Principal}
+		if v.Principal == plane.Local.ID {
+			v.Caller = plane.Local
+		}
+	} else {
+		err = json.Unmarshal([]byte(caller), &v.Caller)
+	}
 	v.LeaseUntil, v.CreatedAt, v.EndedAt = plane.FromMicros(lease), plane.FromMicros(created), plane.FromMicros(ended)
 	v.Spent, v.Cancel = time.Duration(spent)*time.Microsecond, cancel != 0
 	return v, err
@@ -30,8 +42,12 @@ func scanRun(r *sql.Rows) (StoredRun, error) {
 
 // InsertRun adds a run in state queued.
 func (s *Store) InsertRun(t plane.Tx, r *plane.Run, sealedPrompt []byte) error {
-	_, err := own(t).exec(`INSERT INTO runs (`+runColumns+`) VALUES (?, ?, ?, ?, 'queued', '', '', ?, 0, 0, '', 0, ?, 0, 0, 0)`,
-		r.ID, r.Agent, r.Principal, sealedPrompt, []byte{}, plane.Micros(t.Now()))
+	caller, err := json.Marshal(r.Caller)
+	if err != nil {
+		return err
+	}
+	_, err = own(t).exec(`INSERT INTO runs (`+runColumns+`) VALUES (?, ?, ?, ?, 'queued', '', '', ?, 0, 0, '', 0, ?, 0, 0, 0, ?)`,
+		r.ID, r.Agent, r.Principal, sealedPrompt, []byte{}, plane.Micros(t.Now()), string(caller))
 	return err
 }
 
@@ -43,14 +59,15 @@ func (s *Store) RunByID(ctx context.Context, id plane.RunID) (StoredRun, error) 
 	return v, err
 }
 
-// Runs returns the latest runs, newest first.
-func (s *Store) Runs(ctx context.Context, limit int) ([]StoredRun, error) {
+// Runs returns the latest runs of a principal, or of all when it is empty, newest
+// first.
+func (s *Store) Runs(ctx context.Context, principal string, limit int) ([]StoredRun, error) {
 	var out []StoredRun
 	err := s.each(ctx, func(r *sql.Rows) error {
 		v, err := scanRun(r)
 		out = append(out, v)
 		return err
-	}, `SELECT `+runColumns+` FROM runs ORDER BY created_at DESC, id DESC LIMIT ?`, limit)
+	}, `SELECT `+runColumns+` FROM runs WHERE (? = '' OR principal = ?) ORDER BY created_at DESC, id DESC LIMIT ?`, principal, principal, limit)
 	return out, err
 }
 

@@ -44,6 +44,7 @@ type Store struct {
 	pg    bool
 	read  *sql.DB
 	write *sql.DB
+	locks *sql.DB // PostgreSQL's, see Lock
 	clock plane.Clock
 	batch *batcher
 
@@ -113,6 +114,7 @@ func (s *Store) openPostgres(o Options) error {
 		cfg.LookupFunc = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
 	}
 	s.write = stdlib.OpenDB(*cfg)
+	s.openLocks(func() *sql.DB { return stdlib.OpenDB(*cfg) })
 	n := o.Conns
 	if n == 0 {
 		n = 16
@@ -144,6 +146,9 @@ func (s *Store) migrate(ctx context.Context) error {
 func (s *Store) Close() error {
 	s.batch.close()
 	err := s.write.Close()
+	if s.locks != nil {
+		err = errors.Join(err, s.locks.Close())
+	}
 	if s.read != s.write {
 		err = errors.Join(err, s.read.Close())
 	}

@@ -44,6 +44,7 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 		if err != nil {
 			return Result{}, endingOf(err), sent, err
 		}
+		since := p.o.Clock.Now()
 		res, end, began, err := p.attempt(ctx, g, s, r)
 		sent = sent || began
 		p.release(s)
@@ -53,13 +54,11 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 		if end.SessionLost {
 			p.drop(s)
 		}
-		if end.Challenge {
-			s.lease.Rejected(end.Status)
-		}
+		renewed := p.rejected(ctx, s.lease, err, since)
 		if end.HeaderMismatch || end.RPC {
 			p.forget(listKey{conn.ID, conn.Version})
 		}
-		if !worthAgain(end) {
+		if !worthAgain(end) && !renewed {
 			return res, end, sent, explain(conn, err)
 		}
 		again, aerr := r.Again(ctx, end)
@@ -73,7 +72,8 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 }
 
 // worthAgain leaves out what would only be refused again: the same credential
-// to a server that rejected it, and an address that policy does not allow.
+// to a server that rejected it, and an address that policy does not allow. A
+// credential that was renewed is another one.
 func worthAgain(e plane.Ending) bool {
 	return e.SessionLost || e.HeaderMismatch || e.NothingSent && e.Fault == plane.FaultTransport
 }
@@ -205,7 +205,11 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 	began := p.o.Clock.Now()
 	p.mu.Unlock()
 
+	since := p.o.Clock.Now()
 	listing, err := s.client.ListTools(ctx)
+	if err != nil && p.rejected(ctx, s.lease, err, since) {
+		listing, err = s.client.ListTools(ctx)
+	}
 	var listed catalog.Listed
 	prints := make(map[string]string, len(listing.Tools))
 	if err == nil {
@@ -304,6 +308,7 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 		if err != nil {
 			return catalog.Listed{}, err
 		}
+		since := p.o.Clock.Now()
 		listing, err := s.client.ListTools(ctx)
 		p.release(s)
 		if err != nil {
@@ -314,8 +319,8 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 					continue
 				}
 			}
-			if e.Ending.Challenge {
-				s.lease.Rejected(e.Ending.Status)
+			if p.rejected(ctx, s.lease, err, since) && try == 0 {
+				continue
 			}
 			return catalog.Listed{}, explain(conn, err)
 		}

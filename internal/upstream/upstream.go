@@ -28,7 +28,7 @@ type Lender interface {
 // Options of a Pool.
 type Options struct {
 	Lender    Lender
-	Transport func(name string) http.RoundTripper // the untrusted lane, by connection
+	Transport func(name string) http.RoundTripper // the untrusted lane, by the connection's egress name
 	Clock     plane.Clock
 	Limits    plane.Limits
 	Info      mcp.Implementation
@@ -157,8 +157,21 @@ func (p *Pool) reap() {
 	}
 }
 
-// acquire finds or opens a session and marks it busy; release it.
+// acquire finds or opens a session with a credential that is not known to be
+// worthless, and marks it busy; release it.
 func (p *Pool) acquire(ctx context.Context, g policy.Grant, forWhom plane.SessionID) (*session, error) {
+	s, err := p.session(ctx, g, forWhom)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.lease.Fresh(ctx); err != nil {
+		p.release(s)
+		return nil, err
+	}
+	return s, nil
+}
+
+func (p *Pool) session(ctx context.Context, g policy.Grant, forWhom plane.SessionID) (*session, error) {
 	conn := g.Connection()
 	shared := key{conn: conn.ID, version: conn.Version, who: owner(conn, g)}
 	single := shared
@@ -293,33 +306,57 @@ func (p *Pool) makeRoom(conn plane.Connection) (*session, error) {
 	return oldest, nil
 }
 
+// connect opens a session. A credential that the server rejects is replaced
+// once, where there is another.
 func (p *Pool) connect(ctx context.Context, g policy.Grant, era mcp.Era) (*session, error) {
-	conn := g.Connection()
 	lease, err := p.o.Lender.Lend(ctx, g)
 	if err != nil {
 		return nil, err
 	}
+	began := p.o.Clock.Now()
+	s, err := p.dial(ctx, g, era, lease)
+	if err != nil && p.rejected(ctx, lease, err, began) {
+		s, err = p.dial(ctx, g, era, lease)
+		if err != nil {
+			p.rejected(ctx, lease, err, p.o.Clock.Now())
+		}
+	}
+	if err != nil {
+		lease.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// rejected tells the lease of a challenge, and reports whether asking again is
+// worth it.
+func (p *Pool) rejected(ctx context.Context, lease *connect.Lease, err error, since time.Time) bool {
+	e := mcp.AsError(err)
+	if !e.Ending.Challenge {
+		return false
+	}
+	return lease.Rejected(ctx, connect.Rejection{Status: e.Ending.Status, Challenges: e.Challenges, Since: since})
+}
+
+// dial opens one client with a lease.
+func (p *Pool) dial(ctx context.Context, g policy.Grant, era mcp.Era, lease *connect.Lease) (*session, error) {
+	conn := g.Connection()
 	body := p.o.Limits.ResponseBytes
 	if conn.MaxBytes > 0 {
 		body = conn.MaxBytes
 	}
 	lk := listKey{conn.ID, conn.Version}
 	client, err := mcp.NewClient(mcp.Options{
-		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.Slug), Inject: lease.Inject, Info: p.o.Info, Era: era, Big: p.big,
+		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.EgressName()), Inject: lease.Inject, Info: p.o.Info, Era: era, Big: p.big,
 		Bounds: mcp.Bounds{Header: p.o.Limits.HeaderTimeout, Idle: p.o.Limits.IdleTimeout, Total: p.o.Limits.RequestTimeout,
 			Body: body, Tools: p.o.Limits.CatalogTools, Pages: p.o.Limits.CatalogPages, Resumes: 3},
 		ListChanged: func() { p.changed(lk, g) },
 	})
 	if err != nil {
-		lease.Close()
 		return nil, err
 	}
 	if err := client.Open(ctx); err != nil {
-		if mcp.AsError(err).Ending.Challenge {
-			lease.Rejected(mcp.AsError(err).Ending.Status)
-		}
 		client.Close()
-		lease.Close()
 		return nil, err
 	}
 	return &session{client: client, lease: lease}, nil
@@ -370,6 +407,8 @@ func explain(conn plane.Connection, err error) error {
 // nextFor is the step that helps against a failure, where there is one.
 func nextFor(conn plane.Connection, e plane.Ending) string {
 	switch {
+	case e.Challenge && conn.Origin == plane.Added:
+		return "patchbay mcp connect " + conn.Slug
 	case e.Challenge && conn.TokenEnv != "":
 		return "Put a valid token into " + conn.TokenEnv + " and start Patchbay again."
 	case e.Challenge:

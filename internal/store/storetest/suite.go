@@ -168,7 +168,7 @@ func connections(t *testing.T, s *store.Store, _ *Clock) {
 	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &c) })
 	got, err := s.Connections(context.Background())
 	must(t, err)
-	c.TokenEnv, c.Agents = "", nil
+	c.TokenEnv, c.Agents, c.CreatedAt = "", nil, got[0].CreatedAt
 	if len(got) != 1 || fmt.Sprint(got[0]) != fmt.Sprint(c) {
 		t.Fatalf("%+v\nwant %+v", got, c)
 	}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/posener/complete"
+
+	"patchbay/internal/command"
+)
+
+// predictors complete names by asking the server, shortly.
+func predictors() map[string]complete.Predictor {
+	ask := func(fill func(e *env) []string) complete.Predictor {
+		return complete.PredictFunc(func(complete.Args) []string {
+			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+			defer cancel()
+			e, err := newEnv(ctx, &cli{}, nil, io.Discard, io.Discard)
+			if err != nil {
+				return nil
+			}
+			return fill(e)
+		})
+	}
+	return map[string]complete.Predictor{
+		"server": ask(func(e *env) []string {
+			var out command.MCPList
+			if e.client.Command(e.ctx, "mcp.list", command.MCPListInput{}, &out) != nil {
+				return nil
+			}
+			var names []string
+			for _, s := range out.Servers {
+				names = append(names, s.Name)
+			}
+			return names
+		}),
+		"tool": ask(func(e *env) []string {
+			var out command.MCPTools
+			if e.client.Command(e.ctx, "mcp.tools", command.MCPToolsInput{}, &out) != nil {
+				return nil
+			}
+			var names []string
+			for _, t := range out.Tools {
+				names = append(names, t.Name)
+			}
+			return names
+		}),
+		"agent": ask(func(e *env) []string {
+			var out command.AgentsList
+			if e.client.Command(e.ctx, "agents.list", command.AgentsListInput{}, &out) != nil {
+				return nil
+			}
+			var names []string
+			for _, a := range out.Agents {
+				names = append(names, a.Slug)
+			}
+			return names
+		}),
+		"run": ask(func(e *env) []string {
+			var out command.RunsList
+			if e.client.Command(e.ctx, "runs.list", command.RunsListInput{Limit: 20}, &out) != nil {
+				return nil
+			}
+			names := []string{"last"}
+			for _, r := range out.Runs {
+				names = append(names, r.ID)
+			}
+			return names
+		}),
+	}
+}

@@ -1,0 +1,79 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"patchbay/internal/plane"
+)
+
+// describe says what a command takes, as --help does.
+func (a *API) describe(w http.ResponseWriter, r *http.Request) {
+	if _, err := a.who(r); err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	cmd, err := a.commands.Get(r.PathValue("name"))
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	help, err := a.commands.Help(cmd.Name)
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(map[string]any{"name": cmd.Name, "summary": cmd.Summary, "read_only": cmd.ReadOnly, "scopes": cmd.Right.Names(),
+		"untrusted": cmd.Untrusted, "help": help})
+}
+
+// startRequest names the connection to sign in.
+type startRequest struct {
+	Connection string `json:"provider_id"`
+}
+
+// startSignIn takes a link that is the caller's own straight to the sign-in, for
+// a page that sends the browser on by itself.
+func (a *API) startSignIn(w http.ResponseWriter, r *http.Request) {
+	who, err := a.who(r)
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	var in startRequest
+	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &in); err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	if !who.HasUserScope() {
+		a.fail(w, r, plane.Errorf(plane.Forbidden, "Only a signed-in person begins a sign-in."))
+		return
+	}
+	if !plane.IsConnectionID(in.Connection) {
+		a.fail(w, r, plane.Errorf(plane.InvalidInput, "provider_id is the id of a connection.").At("provider_id").Then("GET /api/commands/mcp.list"))
+		return
+	}
+	l, err := a.signIn.StartFor(r.Context(), who, plane.ConnectionID(in.Connection), "", r.PathValue("slug"))
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(map[string]string{"authorization_url": l.URL, "provider_id": string(l.Connection.ID)})
+}
+
+// document serves our client ID metadata document, to anybody: it says who we
+// are and where answers go.
+func (a *API) document(local bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		m, err := a.signIn.Document(local)
+		if err != nil {
+			a.fail(w, r, err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "public, max-age=3600")
+		json.NewEncoder(w).Encode(m)
+	}
+}

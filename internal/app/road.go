@@ -1,0 +1,208 @@
+package app
+
+import (
+	"context"
+	"os"
+
+	"patchbay/internal/bridge"
+	"patchbay/internal/catalog"
+	"patchbay/internal/connect"
+	"patchbay/internal/consent"
+	"patchbay/internal/ledger"
+	"patchbay/internal/mcp"
+	"patchbay/internal/netguard"
+	"patchbay/internal/oauth"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+	"patchbay/internal/secret"
+	"patchbay/internal/upstream"
+)
+
+// connectAll builds the road of a call: policy, credentials, sessions, catalogs,
+// the bridge, and how connections come to have credentials.
+func (a *App) connectAll(ctx context.Context) error {
+	var err error
+	if a.guard, err = netguard.NewPolicy(a.cfg.Egress.Allow, a.cfg.Limits.HeaderTimeout); err != nil {
+		return err
+	}
+	a.conns = connect.New(connect.Options{Store: a.store, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log, OAuth: a.oauth,
+		Lock: func(ctx context.Context, name string) (connect.Lock, error) { return a.store.Lock(ctx, name) },
+		Lookup: func(name string) (secret.Text, bool) {
+			v, ok := os.LookupEnv(name)
+			return secret.New(v), ok
+		},
+		Changed: func() {
+			if err := a.refreshPolicy(context.Background()); err != nil {
+				a.o.Log.Error("the policy could not be renewed", "err", err)
+			}
+		}})
+	if err := a.pin(ctx, a.cfg); err != nil {
+		return err
+	}
+	a.pool = upstream.New(upstream.Options{Lender: a.conns, Clock: a.o.Clock, Limits: a.cfg.Limits,
+		Transport: a.guard.Untrusted,
+		Info:      mcp.Implementation{Name: "patchbay", Version: a.o.Version},
+		Listed: func(ctx context.Context, g policy.Grant, l catalog.Listed) {
+			if err := a.cats.Adopt(context.WithoutCancel(ctx), g, l); err != nil {
+				a.o.Log.Warn("a listing could not be stored", "connection", g.ID(), "err", err)
+			}
+		}})
+	if a.cats, err = catalog.Load(ctx, a.store, a.pool, a.o.Clock, a.cfg.Limits); err != nil {
+		return err
+	}
+	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
+		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer()}
+	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
+		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Reload: a.refreshPolicy, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log,
+		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
+	a.keys = a.newRotation()
+	return nil
+}
+
+// oauth speaks to authorization servers through the lane of one connection, with
+// its exceptions and no others.
+func (a *App) oauth(egressName string) *oauth.Client {
+	return &oauth.Client{Transport: a.guard.Untrusted(egressName), Now: a.o.Clock.Now,
+		Check: func(raw string) error { return a.guard.CheckURL(egressName, raw) }}
+}
+
+// asked lets consent ask servers by the pool.
+type asked struct{ *upstream.Pool }
+
+func (x asked) Probe(ctx context.Context, g policy.Grant, lease *connect.Lease) (consent.Probed, error) {
+	p, err := x.Pool.Probe(ctx, g, lease)
+	return consent.Probed{Listed: p.Listed, Challenges: p.Challenges, Refused: p.Refused}, err
+}
+
+// rules are what a config and the stored connections say.
+func (c *Config) rules(connections []plane.Connection) (policy.Rules, error) {
+	agents, err := c.agents()
+	teams := map[string]policy.Team{}
+	for name, t := range c.Teams {
+		teams[name] = policy.Team{Members: t.Members, ConfigWrite: t.ConfigWrite}
+	}
+	return policy.Rules{Agents: agents, Connections: connections, Teams: teams, Admins: c.Identity.Admins}, err
+}
+
+// pin makes a config the one in force: its rules are checked before anything is
+// written.
+func (a *App) pin(ctx context.Context, cfg *Config) error {
+	pinned, err := cfg.connections()
+	if err != nil {
+		return err
+	}
+	trial, err := netguard.NewPolicy(cfg.Egress.Allow, cfg.Limits.HeaderTimeout)
+	if err != nil {
+		return err
+	}
+	for _, c := range pinned {
+		if err := trial.CheckURL(c.EgressName(), c.Endpoint); err != nil {
+			return err
+		}
+		if c.TokenEnv != "" && os.Getenv(c.TokenEnv) == "" {
+			a.o.Notice("%s is unavailable: the variable %s, which holds its token, is not set.", c.Slug, c.TokenEnv)
+		}
+	}
+	rules, err := cfg.rules(pinned)
+	if err != nil {
+		return err
+	}
+	if _, err := policy.Compile(rules); err != nil {
+		return err
+	}
+	if pinned, err = a.conns.Pin(ctx, pinned); err != nil {
+		return err
+	}
+	a.reloadMu.Lock()
+	a.pinned = pinned
+	a.live.Store(cfg)
+	a.reloadMu.Unlock()
+	if err := a.guard.Replace(cfg.Egress.Allow); err != nil {
+		return err
+	}
+	return a.refreshPolicy(ctx)
+}
+
+// refreshPolicy compiles the policy anew from what is stored now.
+func (a *App) refreshPolicy(ctx context.Context) error {
+	a.reloadMu.Lock()
+	defer a.reloadMu.Unlock()
+	changes, err := a.store.ConnectionsChanged(ctx)
+	if err != nil {
+		return err
+	}
+	stored, err := a.store.Connections(ctx)
+	if err != nil {
+		return err
+	}
+	state := map[plane.ConnectionID]plane.Connection{}
+	var all []plane.Connection
+	for _, c := range stored {
+		if c.Origin == plane.Added {
+			all = append(all, c)
+		}
+		state[c.ID] = c
+	}
+	for _, p := range a.pinned {
+		if s, ok := state[p.ID]; ok { // what a sign-in changed of it
+			p.Version = s.Version
+			if p.Auth == plane.AuthOAuth {
+				p.State, p.Reason = s.State, s.Reason
+				id, how := p.OAuth.ClientID, p.OAuth.ClientAuth
+				p.OAuth = s.OAuth
+				p.OAuth.ClientID, p.OAuth.ClientAuth = id, how
+			}
+		}
+		all = append(all, p)
+	}
+	rules, err := a.live.Load().rules(all)
+	if err != nil {
+		return err
+	}
+	snap, err := policy.Compile(rules)
+	if err != nil {
+		return err
+	}
+	a.policy.Store(snap)
+	a.changes = changes
+	return nil
+}
+
+// notice renews the policy when another replica changed a connection.
+func (a *App) notice(ctx context.Context) {
+	changes, err := a.store.ConnectionsChanged(ctx)
+	if err != nil {
+		return // the next look says so again, and calls check the database themselves
+	}
+	a.reloadMu.Lock()
+	same := changes == a.changes
+	a.reloadMu.Unlock()
+	if same {
+		return
+	}
+	if err := a.refreshPolicy(ctx); err != nil {
+		a.o.Log.Error("the policy could not be renewed", "err", err)
+	}
+}
+
+// reload reads the config file again. A bad one changes nothing.
+func (a *App) reload(ctx context.Context) (string, error) {
+	cfg, err := LoadConfig(a.cfg.path)
+	if err != nil {
+		return "", err
+	}
+	if a.demo != nil {
+		cfg = a.withDemo(cfg)
+	}
+	if err := a.pin(ctx, cfg); err != nil {
+		return "", err
+	}
+	a.modelsMu.Lock()
+	a.models = map[string]lazyModel{}
+	a.modelsMu.Unlock()
+	name := a.cfg.path
+	if name == "" {
+		return "There is no config file; the defaults stand.", nil
+	}
+	return name + " is read again: agents, teams, people, models, pinned connections and egress.allow. Everything else takes a restart.", nil
+}

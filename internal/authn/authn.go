@@ -1,0 +1,233 @@
+// Package authn tells who is calling: the socket's owner, an API or agent token,
+// a browser signed in by an issuer (OpenID Connect), by a Cloudflare Access
+// assertion, or, on a loopback install with nothing configured, by the link that
+// serve printed. It promises that tokens and sessions are stored hashed, that an
+// email counts only when the issuer says it is verified, and that whoever is not
+// known is nobody.
+package authn
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"patchbay/internal/plane"
+	"patchbay/internal/secret"
+)
+
+// Store is where people, sessions and tokens rest.
+type Store interface {
+	Write(ctx context.Context, fn func(plane.Tx) error) error
+	WriteBehind(fn func(plane.Tx) error) error
+	People
+	Tokens
+}
+
+// People are persons and their browsers.
+type People interface {
+	Identify(t plane.Tx, subject, email, name string) (plane.Person, error)
+	Person(ctx context.Context, id string) (plane.Person, error)
+	AddSession(t plane.Tx, w *plane.WebSession, before time.Time) error
+	Session(ctx context.Context, hash string) (plane.WebSession, error)
+	SeeSession(t plane.Tx, hash string) error
+	EndSession(t plane.Tx, hash string) error
+}
+
+// Tokens are API and agent tokens.
+type Tokens interface {
+	AddToken(t plane.Tx, k *plane.Token) error
+	TokenByHash(ctx context.Context, hash string) (plane.Token, error)
+	Tokens(ctx context.Context) ([]plane.Token, error)
+	UseToken(t plane.Tx, id string) error
+	RevokeToken(t plane.Tx, id string) error
+	AddAudit(t plane.Tx, e plane.AuditEntry) error
+}
+
+// Options of an Authenticator.
+type Options struct {
+	Store  Store
+	Clock  plane.Clock
+	Log    *slog.Logger
+	OIDC   *OIDC       // nil when not configured
+	Access *Access     // nil when not configured
+	Local  bool        // loopback with nothing configured: the printed link signs in
+	Secure func() bool // the address that browsers use is https
+}
+
+// Authenticator tells callers apart.
+type Authenticator struct {
+	o    Options
+	link *once
+
+	mu   sync.Mutex
+	seen map[string]time.Time // last note of a token or session, by hash
+}
+
+// New makes an Authenticator.
+func New(o Options) *Authenticator {
+	return &Authenticator{o: o, link: &once{}, seen: map[string]time.Time{}}
+}
+
+// idle is how long an unused browser stays signed in, and seenEvery how often
+// its use is noted.
+const (
+	idle      = 12 * time.Hour
+	seenEvery = time.Minute
+	maxSeen   = 10_000
+)
+
+func digest(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+func random() string {
+	var b [32]byte
+	rand.Read(b[:])
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// ErrNobody is the refusal of a caller who showed nothing.
+func (a *Authenticator) nobody() error {
+	e := plane.Errorf(plane.Unauthenticated, "Nobody is signed in.")
+	switch {
+	case a.o.OIDC != nil:
+		return e.Then("Sign in at " + SignInPath + ", or send an API token.")
+	case a.o.Local:
+		return e.Then("Open the link that patchbay serve printed, use the patchbay command on the machine that serves, or send an API token.")
+	}
+	return e.Then("Send an API token.")
+}
+
+// Principal tells who made a request. A credential that is shown and does not
+// hold is refused; it never falls back to another one.
+func (a *Authenticator) Principal(r *http.Request) (plane.Principal, error) {
+	if h := r.Header.Get("Authorization"); h != "" {
+		scheme, token, _ := strings.Cut(h, " ")
+		if !strings.EqualFold(scheme, "Bearer") || token == "" {
+			return plane.Principal{}, plane.Errorf(plane.Unauthenticated, "The Authorization header holds no Bearer token.").Then("Authorization: Bearer pbt_…")
+		}
+		return a.token(r.Context(), secret.New(strings.TrimSpace(token)))
+	}
+	if h := r.Header.Get(accessHeader); h != "" && a.o.Access != nil {
+		return a.access(r.Context(), h)
+	}
+	if c, err := r.Cookie(a.cookieName()); err == nil && c.Value != "" {
+		return a.session(r.Context(), c.Value)
+	}
+	return plane.Principal{}, a.nobody()
+}
+
+// LocalOnly reports that nobody but the local admin can sign in.
+func (a *Authenticator) LocalOnly() bool { return a.o.Local }
+
+// CanSignIn reports whether there is an issuer to sign in at.
+func (a *Authenticator) CanSignIn() bool { return a.o.OIDC != nil }
+
+func (a *Authenticator) session(ctx context.Context, value string) (plane.Principal, error) {
+	h := digest(value)
+	s, err := a.o.Store.Session(ctx, h)
+	if plane.KindOf(err) == plane.NotFound || err == nil && a.o.Clock.Now().Sub(s.SeenAt) > idle {
+		return plane.Principal{}, a.nobody()
+	}
+	if err != nil {
+		return plane.Principal{}, err
+	}
+	a.note(h, func(t plane.Tx) error { return a.o.Store.SeeSession(t, h) })
+	if s.Person == plane.Local.ID {
+		if !a.o.Local {
+			return plane.Principal{}, a.nobody() // an issuer was configured since
+		}
+		return plane.Local, nil
+	}
+	return a.person(ctx, s.Person)
+}
+
+func (a *Authenticator) person(ctx context.Context, id string) (plane.Principal, error) {
+	p, err := a.o.Store.Person(ctx, id)
+	if plane.KindOf(err) == plane.NotFound {
+		return plane.Principal{}, a.nobody()
+	}
+	return plane.Principal{Kind: plane.KindPerson, ID: p.ID, Email: p.Email, Rights: plane.AllRights}, err
+}
+
+// note writes a use behind, at most once a minute each.
+func (a *Authenticator) note(key string, fn func(plane.Tx) error) {
+	now := a.o.Clock.Now()
+	a.mu.Lock()
+	due := now.Sub(a.seen[key]) >= seenEvery
+	if due {
+		if len(a.seen) >= maxSeen {
+			clear(a.seen)
+		}
+		a.seen[key] = now
+	}
+	a.mu.Unlock()
+	if !due {
+		return
+	}
+	if err := a.o.Store.WriteBehind(fn); err != nil {
+		a.o.Log.Warn("a use could not be noted", "err", err)
+	}
+}
+
+// arrive signs a browser in and returns its cookie.
+func (a *Authenticator) arrive(ctx context.Context, person string) (*http.Cookie, error) {
+	value := random()
+	err := a.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := a.o.Store.AddSession(t, &plane.WebSession{Hash: digest(value), Person: person}, t.Now().Add(-idle)); err != nil {
+			return err
+		}
+		return a.o.Store.AddAudit(t, plane.AuditEntry{Who: person, Action: "signin", Decision: "allow"})
+	})
+	return a.cookie(value), err
+}
+
+// cookieName has the prefix that binds the cookie to this very host, where the
+// address is https (RFC 6265bis §4.1.3.2).
+func (a *Authenticator) cookieName() string {
+	if a.o.Secure() {
+		return "__Host-patchbay"
+	}
+	return "patchbay"
+}
+
+func (a *Authenticator) cookie(value string) *http.Cookie {
+	c := &http.Cookie{Name: a.cookieName(), Value: value, Path: "/", HttpOnly: true, Secure: a.o.Secure(), SameSite: http.SameSiteLaxMode, MaxAge: int(idle.Seconds())}
+	if value == "" {
+		c.MaxAge = -1
+	}
+	return c
+}
+
+// SignOut ends the browser's session and returns the cookie that clears it.
+func (a *Authenticator) SignOut(ctx context.Context, r *http.Request) (*http.Cookie, error) {
+	if c, err := r.Cookie(a.cookieName()); err == nil && c.Value != "" {
+		if err := a.o.Store.Write(ctx, func(t plane.Tx) error { return a.o.Store.EndSession(t, digest(c.Value)) }); err != nil {
+			return nil, err
+		}
+	}
+	return a.cookie(""), nil
+}
+
+// identified links an identity to its person and signs the browser in.
+func (a *Authenticator) identified(ctx context.Context, who identity) (plane.Person, error) {
+	var p plane.Person
+	err := a.o.Store.Write(ctx, func(t plane.Tx) error {
+		var err error
+		p, err = a.o.Store.Identify(t, who.issuer+"|"+who.subject, who.email, who.name)
+		return err
+	})
+	return p, err
+}
+
+// identity is what an issuer says of somebody. email is empty unless the issuer
+// says that it is verified.
+type identity struct{ issuer, subject, email, name string }

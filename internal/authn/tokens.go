@@ -1,0 +1,120 @@
+package authn
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"patchbay/internal/plane"
+	"patchbay/internal/secret"
+)
+
+// Prefixes of tokens, so that people and scanners know them when they see one.
+const (
+	APIPrefix   = "pbt_"
+	AgentPrefix = "pba_"
+)
+
+// token tells whose token was shown.
+func (a *Authenticator) token(ctx context.Context, shown secret.Text) (plane.Principal, error) {
+	var h string
+	known := false
+	shown.Expose(func(s string) {
+		known = strings.HasPrefix(s, APIPrefix) || strings.HasPrefix(s, AgentPrefix)
+		h = digest(s)
+	})
+	bad := plane.Errorf(plane.Unauthenticated, "The token is not known, expired or revoked.").Then("patchbay tokens create")
+	if !known {
+		return plane.Principal{}, bad
+	}
+	k, err := a.o.Store.TokenByHash(ctx, h)
+	if plane.KindOf(err) == plane.NotFound {
+		return plane.Principal{}, bad
+	}
+	if err != nil {
+		return plane.Principal{}, err
+	}
+	now := a.o.Clock.Now()
+	if !k.RevokedAt.IsZero() || !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) {
+		return plane.Principal{}, bad
+	}
+	a.note(h, func(t plane.Tx) error { return a.o.Store.UseToken(t, k.ID) })
+	return a.bearer(ctx, k)
+}
+
+// bearer is what a token stands for. A person's has no more than its person has
+// today.
+func (a *Authenticator) bearer(ctx context.Context, k plane.Token) (plane.Principal, error) {
+	p := plane.Principal{ID: k.ID, Rights: k.Rights, Team: k.Team, Agent: k.Agent, Token: k.ID}
+	switch {
+	case k.Agent != "":
+		p.Kind = plane.KindAgent
+	case k.Person != "":
+		p.Kind = plane.KindPerson
+	default:
+		p.Kind = plane.KindService
+	}
+	if k.Person == "" {
+		return p, nil
+	}
+	if p.ID = k.Person; k.Person == plane.Local.ID {
+		if k.Agent == "" {
+			p.Kind = plane.KindLocal
+		}
+		return p, nil
+	}
+	person, err := a.person(ctx, k.Person)
+	p.Email = person.Email
+	return p, err
+}
+
+// NewToken describes a token to make.
+type NewToken struct {
+	Label  string
+	Person string // whose; "" for a service's
+	Agent  string // makes an agent token
+	Team   string
+	Rights plane.Rights
+	Life   time.Duration // 0: it never expires
+}
+
+const maxTokenLife = 10 * 365 * 24 * time.Hour
+
+// Create makes a token. Its value is returned once and never again.
+func (a *Authenticator) Create(ctx context.Context, by plane.Principal, n NewToken) (plane.Token, string, error) {
+	if n.Life < 0 || n.Life > maxTokenLife {
+		return plane.Token{}, "", plane.Errorf(plane.InvalidInput, "A token lives up to ten years.").At("expires")
+	}
+	now := a.o.Clock.Now()
+	k := plane.Token{ID: plane.NewTokenID(now), Label: n.Label, Person: n.Person, Agent: n.Agent, Team: n.Team, Rights: n.Rights, CreatedBy: by.ID, CreatedAt: now}
+	if n.Life > 0 {
+		k.ExpiresAt = now.Add(n.Life)
+	}
+	value := APIPrefix + random()
+	if n.Agent != "" {
+		value = AgentPrefix + random()
+	}
+	k.Hash = digest(value)
+	err := a.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := a.o.Store.AddToken(t, &k); err != nil {
+			return err
+		}
+		return a.o.Store.AddAudit(t, plane.AuditEntry{Who: by.ID, Action: "token.create", What: k.ID, Decision: "allow"})
+	})
+	return k, value, err
+}
+
+// List returns all tokens, without their values.
+func (a *Authenticator) List(ctx context.Context) ([]plane.Token, error) {
+	return a.o.Store.Tokens(ctx)
+}
+
+// Revoke ends a token at once.
+func (a *Authenticator) Revoke(ctx context.Context, by plane.Principal, id string) error {
+	return a.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := a.o.Store.RevokeToken(t, id); err != nil {
+			return err
+		}
+		return a.o.Store.AddAudit(t, plane.AuditEntry{Who: by.ID, Action: "token.revoke", What: id, Decision: "allow"})
+	})
+}

@@ -1,0 +1,162 @@
+package policy
+
+import (
+	"net/url"
+	"slices"
+
+	"patchbay/internal/plane"
+)
+
+// Admin reports whether the caller is an org admin: the local one, a person that
+// config names, or a service whose token says so. A person's token has what its
+// person has and no more than its own rights.
+func (s *Snapshot) Admin(p plane.Principal) bool {
+	switch p.Kind {
+	case plane.KindLocal:
+		return true
+	case plane.KindPerson:
+		return p.Rights.Has(plane.AdminRight) && isAny(s.admins, p)
+	case plane.KindService:
+		return p.Rights.Has(plane.AdminRight)
+	}
+	return false
+}
+
+// Operator reports whether the caller operates an agent.
+func (s *Snapshot) Operator(p plane.Principal, agent string) bool {
+	return s.Admin(p) || p.Kind == plane.KindPerson && isAny(s.agents[agent].Operators, p)
+}
+
+// Member reports whether the caller belongs to a team.
+func (s *Snapshot) Member(p plane.Principal, team string) bool {
+	return p.Kind == plane.KindAgent && p.Team == team || isAny(s.teams[team].Members, p)
+}
+
+// Team reports whether there is a team of that name.
+func (s *Snapshot) Team(name string) bool { _, ok := s.teams[name]; return ok }
+
+// MayWrite is the gate of each tier: one's own is self-serve, a team's needs
+// membership and config:write, an agent's its operators, the org's its admins or
+// a service with mcp:write.
+func (s *Snapshot) MayWrite(p plane.Principal, sc plane.Scope) *Denial {
+	if !p.Rights.Has(plane.MCPWrite) {
+		return &Denial{Kind: plane.Forbidden, Reason: "The token lacks the scope mcp:write."}
+	}
+	no := func(reason string) *Denial {
+		d := &Denial{Kind: plane.Forbidden, Reason: reason}
+		if p.HasUserScope() && sc.Kind != plane.ScopeUser {
+			d.Next = "--scope me adds it for your own runs."
+		}
+		return d
+	}
+	switch sc.Kind {
+	case plane.ScopeUser:
+		if p.HasUserScope() && sc.Name == p.ID {
+			return nil
+		}
+		return no("Only its person may change a user scope.")
+	case plane.ScopeTeam:
+		t, ok := s.teams[sc.Name]
+		if !ok || !s.Admin(p) && !isAny(t.Members, p) {
+			return no("There is no such team, or you are not in it.")
+		}
+		if s.Admin(p) || isAny(t.ConfigWrite, p) && p.Rights.Has(plane.ConfigWrite) {
+			return nil
+		}
+		return no("Changing the team " + sc.Name + " needs config:write there.")
+	case plane.ScopeAgent:
+		if _, ok := s.agents[sc.Name]; !ok {
+			return &Denial{Kind: plane.NotFound, Reason: "There is no agent " + sc.Name + ".", Next: "patchbay agents list"}
+		}
+		if s.Operator(p, sc.Name) {
+			return nil
+		}
+		return no("Only the operators of " + sc.Name + " may change it.")
+	case plane.ScopeOrg:
+		if s.Admin(p) || p.Kind == plane.KindService {
+			return nil
+		}
+		return no("Only an org admin may change the org.")
+	}
+	return no("There is no such scope.")
+}
+
+// Candidate decides whether p may add a connection. The grant is good for trying
+// it out before it is stored.
+func (s *Snapshot) Candidate(p plane.Principal, c plane.Connection) (Grant, error) {
+	if d := s.MayWrite(p, c.Scope); d != nil {
+		return Grant{}, d.Err()
+	}
+	if err := s.mayName(c); err != nil {
+		return Grant{}, err
+	}
+	if err := s.nameFree(p, c); err != nil {
+		return Grant{}, err
+	}
+	return s.try(p, c)
+}
+
+// Retry is a grant for a connection that stands in the snapshot and whose new
+// credential is tried out.
+func (s *Snapshot) Retry(p plane.Principal, c plane.Connection) (Grant, error) { return s.try(p, c) }
+
+func (s *Snapshot) try(p plane.Principal, c plane.Connection) (Grant, error) {
+	u, err := url.Parse(c.Endpoint)
+	if err != nil {
+		return Grant{}, plane.Errorf(plane.InvalidInput, "The URL cannot be read.").At("url").Because(err)
+	}
+	return s.grant(entry{Connection: c, scheme: u.Scheme, host: u.Host}, p), nil
+}
+
+// nameFree refuses a name that stands in the same tier, or in a higher one that
+// the caller's runs would see: it could never serve. A higher tier may take a
+// lower one's name.
+func (s *Snapshot) nameFree(p plane.Principal, c plane.Connection) error {
+	for _, id := range s.order {
+		have := s.byID[id]
+		if have.Slug != c.Slug || have.ID == c.ID {
+			continue
+		}
+		higher := have.Scope.Rank() < c.Scope.Rank() && s.overlaps(p, have.Scope, c)
+		if have.Scope != c.Scope && !higher {
+			continue
+		}
+		e := plane.Errorf(plane.Conflict, "%s is taken: %s has a connection of that name.", c.Slug, have.Scope).At("name")
+		if have.Scope == c.Scope && have.Origin == plane.Added {
+			return e.Then("patchbay mcp connect " + c.Slug + " signs it in again; patchbay mcp remove " + c.Slug + " takes it away.")
+		}
+		return e.Then("Choose another name.")
+	}
+	return nil
+}
+
+// overlaps reports whether runs that c would serve also see the scope sc.
+func (s *Snapshot) overlaps(p plane.Principal, sc plane.Scope, c plane.Connection) bool {
+	switch sc.Kind {
+	case plane.ScopeOrg:
+		return true
+	case plane.ScopeAgent:
+		a := s.agents[sc.Name]
+		return len(c.Agents) == 0 && a.Trust == plane.Open || slices.Contains(c.Agents, sc.Name)
+	case plane.ScopeTeam:
+		return isAny(s.teams[sc.Name].Members, p)
+	}
+	return false
+}
+
+// Count is how many connections a scope has that were added at run time.
+func (s *Snapshot) Count(sc plane.Scope) int {
+	n := 0
+	for _, c := range s.byID {
+		if c.Scope == sc && c.Origin == plane.Added {
+			n++
+		}
+	}
+	return n
+}
+
+// MaySee reports whether the caller may see a run and act on it: its own, as an
+// operator those of the agent, as an org admin all.
+func (s *Snapshot) MaySee(p plane.Principal, r plane.Run) bool {
+	return p.ID != "" && r.Principal == p.ID && p.Kind != plane.KindVisitor || s.Operator(p, r.Agent)
+}

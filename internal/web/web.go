@@ -1,0 +1,198 @@
+// Package web is the pages: the connect page and its results, the OAuth
+// callback, and signing in. It promises that looking at a page changes nothing,
+// that every page works by keyboard and without script, and that no page shows a
+// secret or names what is somebody else's.
+package web
+
+import (
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/a-h/templ"
+
+	"patchbay/internal/authn"
+	"patchbay/internal/consent"
+	"patchbay/internal/plane"
+)
+
+//go:embed assets/patchbay.css
+var stylesheet []byte
+
+var cssPath = func() string {
+	sum := sha256.Sum256(stylesheet)
+	return "/assets/patchbay." + hex.EncodeToString(sum[:6]) + ".css"
+}()
+
+// Options of the pages.
+type Options struct {
+	Auth      *authn.Authenticator
+	Consent   *consent.Service
+	Log       *slog.Logger
+	PublicURL func() string
+	MCP       bool
+}
+
+// Pages serves them.
+type Pages struct {
+	o   Options
+	mux *http.ServeMux
+}
+
+// New makes the pages.
+func New(o Options) *Pages {
+	p := &Pages{o: o, mux: http.NewServeMux()}
+	p.mux.HandleFunc(consent.ConnectPath+"{nonce}", p.connect)
+	p.mux.HandleFunc(consent.CallbackPath, p.callback)
+	p.mux.HandleFunc("/api"+consent.CallbackPath, p.callback)
+	p.mux.HandleFunc("GET "+authn.SignInPath, p.signIn)
+	p.mux.HandleFunc("GET "+authn.CallbackPath, p.signedIn)
+	p.mux.HandleFunc(authn.LocalPath+"{code}", p.local)
+	p.mux.HandleFunc("POST "+authn.SignOutPath, p.signOut)
+	p.mux.HandleFunc("GET /{$}", p.home)
+	p.mux.HandleFunc("GET "+cssPath, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/css; charset=utf-8")
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+		w.Write(stylesheet)
+	})
+	return p
+}
+
+// Serves reports whether a path is one of the pages'.
+func (p *Pages) Serves(r *http.Request) bool {
+	_, pattern := p.mux.Handler(r)
+	return pattern != ""
+}
+
+// policyHeader is what a page may load and where its forms may go.
+const policyHeader = "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+
+// ServeHTTP serves one page.
+func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policyHeader)
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	p.mux.ServeHTTP(w, r)
+}
+
+// site is what every page's shell needs.
+type site struct {
+	css, host, theme, foot, refresh string
+}
+
+func (p *Pages) site(r *http.Request) site {
+	s := site{css: cssPath, theme: "auto"}
+	if u, err := url.Parse(p.o.PublicURL()); err == nil {
+		s.host = u.Host
+	}
+	if c, err := r.Cookie("theme"); err == nil && (c.Value == "light" || c.Value == "dark") {
+		s.theme = c.Value
+	}
+	return s
+}
+
+func (p *Pages) render(w http.ResponseWriter, r *http.Request, status int, page templ.Component) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	if err := page.Render(r.Context(), w); err != nil {
+		p.o.Log.Warn("a page could not be written", "path", route(r), "err", err)
+	}
+}
+
+// route is a path without what is secret in it.
+func route(r *http.Request) string {
+	if strings.HasPrefix(r.URL.Path, consent.ConnectPath) {
+		return consent.ConnectPath + "…"
+	}
+	if strings.HasPrefix(r.URL.Path, authn.LocalPath) {
+		return authn.LocalPath + "…"
+	}
+	return r.URL.Path
+}
+
+// titles of problems, by HTTP status.
+var titles = map[int]string{400: "That did not work", 401: "Sign in first", 403: "This is not yours", 404: "There is no such page", 405: "That cannot be done here",
+	409: "The sign-in is not where this expects it", 410: "This link is over", 413: "That is too long", 502: "The sign-in did not work", 503: "Not available"}
+
+// problem shows an error as a page.
+func (p *Pages) problem(w http.ResponseWriter, r *http.Request, err error) {
+	var refused *consent.Problem
+	if errors.As(err, &refused) {
+		status := refused.Refusal.Status()
+		if refused.Cause != nil {
+			p.o.Log.Warn("a sign-in did not work", "refusal", string(refused.Refusal), "cause", refused.Cause)
+		}
+		p.render(w, r, status, problemPage(p.site(r), titles[status], refused.Error(), ""))
+		return
+	}
+	e := plane.Public(err)
+	status := map[plane.Kind]int{plane.InvalidInput: 400, plane.Unauthenticated: 401, plane.Forbidden: 403, plane.NotFound: 404, plane.Conflict: 409,
+		plane.Gone: 410, plane.Limited: 429, plane.Unavailable: 503}[e.Kind]
+	if status == 0 {
+		status = 500
+	}
+	if status >= 500 {
+		p.o.Log.Error("a page failed", "path", route(r), "err", err, "cause", errors.Unwrap(err))
+	}
+	title := titles[status]
+	if title == "" {
+		title = "Something went wrong"
+	}
+	p.render(w, r, status, problemPage(p.site(r), title, e.Message, e.Next))
+}
+
+// sameOrigin admits a form that one of our own pages sent, and nothing that does
+// not say where it comes from.
+func (p *Pages) sameOrigin(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "same-origin":
+		return true
+	case "":
+	default:
+		return false
+	}
+	u, err := url.Parse(p.o.PublicURL())
+	o := r.Header.Get("Origin")
+	return err == nil && o != "" && o == u.Scheme+"://"+u.Host
+}
+
+// Bounds of a form's body: any token that will be judged fits, written with
+// three bytes a character; what is longer is read and answered, up to a bound.
+const (
+	maxForm  = consent.MaxToken*3 + 4096
+	maxDrain = 1 << 20
+)
+
+// form reads a form's fields. ok is false when it was answered already.
+func (p *Pages) form(w http.ResponseWriter, r *http.Request) (url.Values, bool) {
+	if !p.sameOrigin(r) {
+		p.problem(w, r, plane.Errorf(plane.Forbidden, "This form was sent by another site. Nothing was done."))
+		return nil, false
+	}
+	b, err := io.ReadAll(io.LimitReader(r.Body, maxForm+1))
+	if err != nil {
+		p.problem(w, r, plane.Errorf(plane.InvalidInput, "The form did not arrive whole.").Because(err))
+		return nil, false
+	}
+	if len(b) > maxForm {
+		io.CopyN(io.Discard, r.Body, maxDrain) // so that the answer is read, not a reset
+		p.render(w, r, http.StatusRequestEntityTooLarge, problemPage(p.site(r), titles[413], "No token is that long. Nothing was stored, and the link still works.", "Go back and paste the token alone."))
+		return nil, false
+	}
+	v, err := url.ParseQuery(string(b))
+	if err != nil {
+		p.problem(w, r, plane.Errorf(plane.InvalidInput, "The form cannot be read."))
+		return nil, false
+	}
+	return v, true
+}
