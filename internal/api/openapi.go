@@ -12,6 +12,10 @@ import (
 
 // openapi describes the commands from their Go types, so it cannot drift.
 func (a *API) openapi(w http.ResponseWriter, r *http.Request) {
+	if _, err := a.who(r); err != nil {
+		a.fail(w, r, err)
+		return
+	}
 	reg := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
 	doc := &huma.OpenAPI{OpenAPI: "3.1.0", Info: &huma.Info{Title: "Patchbay", Version: a.version}, Components: &huma.Components{Schemas: reg}}
 	body := func(t reflect.Type, hint string) map[string]*huma.MediaType {
@@ -26,6 +30,12 @@ func (a *API) openapi(w http.ResponseWriter, r *http.Request) {
 				"200":     {Description: "Done.", Content: body(reflect.TypeOf(c.Output()).Elem(), c.Name+"Output")},
 				"default": problem}})
 	}
+	doc.AddOperation(&huma.Operation{OperationID: "oauth.start", Method: http.MethodPost, Path: "/api/agents/{slug}/mcp/oauth/start",
+		Summary:     "Takes a connection straight to its sign-in, for a caller who has a browser at hand.",
+		Parameters:  []*huma.Param{{Name: "slug", In: "path", Required: true, Schema: &huma.Schema{Type: "string"}}},
+		RequestBody: &huma.RequestBody{Content: body(reflect.TypeFor[startRequest](), "Start")},
+		Responses: map[string]*huma.Response{"200": {Description: "Where the browser goes.", Content: body(reflect.TypeFor[startAnswer](), "Started")},
+			"default": problem}})
 	doc.AddOperation(&huma.Operation{OperationID: "runs.events", Method: http.MethodGet, Path: "/api/runs/{id}/events",
 		Summary: "A run's events as JSON, or as a stream with Accept: text/event-stream; Last-Event-ID resumes it.",
 		Parameters: []*huma.Param{

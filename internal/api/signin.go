@@ -33,6 +33,11 @@ type startRequest struct {
 	Connection string `json:"provider_id"`
 }
 
+type startAnswer struct {
+	URL        string `json:"authorization_url"`
+	Connection string `json:"provider_id"`
+}
+
 // startSignIn takes a link that is the caller's own straight to the sign-in, for
 // a page that sends the browser on by itself.
 func (a *API) startSignIn(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +65,7 @@ func (a *API) startSignIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(map[string]string{"authorization_url": l.URL, "provider_id": string(l.Connection.ID)})
+	json.NewEncoder(w).Encode(startAnswer{l.URL, string(l.Connection.ID)})
 }
 
 // document serves our client ID metadata document, to anybody: it says who we

@@ -50,6 +50,13 @@ func (c *Config) loopback() bool {
 // known reports whether config says how people sign in.
 func (c *Config) known() bool { return c.Identity.OIDC.Issuer != "" || c.Identity.Access.Team != "" }
 
+// localOnly reports that nobody but this machine's owner can be known: a
+// loopback install with nothing configured. A public address is something.
+func (c *Config) localOnly() bool {
+	u, err := url.Parse(c.Public)
+	return c.loopback() && !c.known() && (c.Public == "" || err == nil && loopbackHost(u.Hostname()))
+}
+
 func (c *Config) checkListen() error {
 	_, port, err := net.SplitHostPort(c.Listen)
 	if err != nil || port == "" {
@@ -111,7 +118,7 @@ func (a *App) publicURL() string {
 }
 
 func (a *App) openIdentity() error {
-	o := authn.Options{Store: a.store, Clock: a.o.Clock, Log: a.o.Log, Local: a.cfg.loopback() && !a.cfg.known(),
+	o := authn.Options{Store: a.store, Clock: a.o.Clock, Log: a.o.Log, Local: a.cfg.localOnly(),
 		Secure: func() bool { return strings.HasPrefix(a.publicURL(), "https://") }}
 	if c := a.cfg.Identity.OIDC; c.Issuer != "" {
 		client, err := issuerClient(c.Issuer)

@@ -178,7 +178,13 @@ func (a *App) sameHost(next http.Handler) http.Handler {
 			http.Error(w, "The Host header names another place.", http.StatusForbidden)
 			return
 		}
-		if o := r.Header.Get("Origin"); o != "" {
+		// A form of a page without referrer sends "null"; where it comes from is
+		// said by Sec-Fetch-Site then.
+		o := r.Header.Get("Origin")
+		if o == "null" && r.Header.Get("Sec-Fetch-Site") == "same-origin" {
+			o = ""
+		}
+		if o != "" {
 			u, err := url.Parse(o)
 			ours := err == nil && (a.cfg.loopback() && u.Scheme == "http" && loop(u.Host) || u.Scheme == public.Scheme && strings.EqualFold(u.Host, public.Host))
 			if !ours {

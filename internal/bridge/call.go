@@ -41,6 +41,7 @@ type In struct {
 type Out struct {
 	Call    *plane.Call // nil when the name was not offered
 	Text    string      // for a model; marked when it holds a server's words
+	Next    string      // what a person can do about a failure, where there is something
 	Whole   string      // everything, when Text was cut
 	Shown   int         // characters of Whole that Text shows
 	IsError bool
@@ -131,16 +132,28 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 	case err != nil && !sent:
 		s.markStale(tool.Connection, plane.KindOf(err))
 		out.IsError, out.Fault = true, faultOf(end, err)
-		out.Text = plane.Public(err).Message
+		s.advise(out, plane.Public(err).Message, err)
 	case err != nil:
 		out.IsError, out.Fault = true, faultOf(end, err)
-		out.Text = s.failureText(tool.Server, end, err)
+		s.advise(out, s.failureText(tool.Server, end, err), err)
 	default:
 		s.fill(out, tool, res, end)
 	}
 	call.Bytes = res.Bytes
 	endSpan(span, res, out, err)
 	return out, s.settle(ctx, in, out, call, end)
+}
+
+// advise tells what failed, and a model also what its person can do about it.
+func (s *Session) advise(out *Out, text string, err error) {
+	out.Text = text
+	var e *plane.Error
+	if errors.As(err, &e) && e.Next != "" {
+		out.Next = e.Next
+		if s.o.Results == plane.Marked && e.Kind == plane.Unauthenticated {
+			out.Text += " Tell the person: " + e.Next
+		}
+	}
 }
 
 // fill puts a server's answer into out.

@@ -177,13 +177,17 @@ type MCPCall struct {
 	State   string          `json:"state"`
 	IsError bool            `json:"is_error"`
 	Message string          `json:"message,omitempty"` // why it failed
-	Result  json.RawMessage `json:"result,omitempty"`  // the server's result, its members and numbers as they came
+	Next    string          `json:"next,omitempty"`
+	Result  json.RawMessage `json:"result,omitempty"` // the server's result, its members and numbers as they came
 }
 
 // Text draws the text of the answer.
 func (o *MCPCall) Text(w io.Writer, _ Style) {
 	if o.Message != "" {
 		fmt.Fprintln(w, bridge.Visible(o.Message))
+	}
+	if o.Next != "" {
+		fmt.Fprintf(w, "Next: %s\n", o.Next)
 	}
 	if o.State == string(plane.CallUnknown) {
 		fmt.Fprintf(w, "Whether the call took effect is not known. Look at the service, then say so: patchbay runs resolve %s done|not-done\n", o.Call)
@@ -385,7 +389,7 @@ func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput
 	if err != nil {
 		return nil, err
 	}
-	res := &MCPCall{IsError: out.IsError, Message: out.Text, Result: out.Raw, State: string(plane.CallFailed)}
+	res := &MCPCall{IsError: out.IsError, Message: out.Text, Next: out.Next, Result: out.Raw, State: string(plane.CallFailed)}
 	if out.Call != nil {
 		res.Call, res.State = string(out.Call.ID), string(out.Call.State)
 	}

@@ -112,6 +112,10 @@ func whyServer(note func(check, reason, next, fine string), a policy.Attached, c
 
 func whyTool(note func(check, reason, next, fine string), a policy.Attached, cat *plane.Catalog, tool string, lim plane.Limits) {
 	next := "patchbay mcp test " + a.Slug
+	if a.State == plane.StateAwaiting {
+		note("drift", "", "", "nobody knows what it offers before it is signed in")
+		return
+	}
 	if cat == nil || cat.CapturedAt.IsZero() {
 		note("drift", "the server was never asked, so nobody knows whether it has this tool", next, "")
 		return

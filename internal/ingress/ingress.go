@@ -25,7 +25,7 @@ type Commands struct {
 }
 
 // New makes the endpoint. who tells the caller of a request.
-func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error)) (*mcp.Server, error) {
+func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error)) (http.Handler, error) {
 	c := &Commands{registry: registry, who: who}
 	for _, cmd := range registry.All() {
 		schema := huma.NewMapRegistry("#/$defs/", huma.DefaultSchemaNamer).Schema(reflect.TypeOf(cmd.Input()).Elem(), false, "")
@@ -40,8 +40,24 @@ func New(registry *command.Registry, version string, who func(*http.Request) (pl
 		}
 		c.defs = append(c.defs, def)
 	}
-	return &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
-		Instructions: "The commands of this Patchbay server."}, nil
+	return refuseStrangers(who, &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
+		Instructions: "The commands of this Patchbay server."}), nil
+}
+
+// refuseStrangers answers 401 before anything of a request is read.
+func refuseStrangers(who func(*http.Request) (plane.Principal, error), next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := who(r); err != nil {
+			code := http.StatusUnauthorized
+			if plane.KindOf(err) != plane.Unauthenticated {
+				code = http.StatusForbidden
+			}
+			w.Header().Set("WWW-Authenticate", `Bearer realm="patchbay"`)
+			http.Error(w, plane.Public(err).Message, code)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // Tools lists the commands to whoever may call them.

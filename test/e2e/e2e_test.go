@@ -50,10 +50,15 @@ type daemon struct {
 
 func serve(t *testing.T, config string, env ...string) *daemon {
 	t.Helper()
+	return serveOn(t, peers.FreePort(t), config, env...)
+}
+
+func serveOn(t *testing.T, port int, config string, env ...string) *daemon {
+	t.Helper()
 	dir := t.TempDir()
 	d := &daemon{t: t, data: filepath.Join(dir, "d"), log: &bytes.Buffer{}}
 	file := filepath.Join(dir, "patchbay.yaml")
-	config = fmt.Sprintf("listen: 127.0.0.1:%d\ndata: %s\n", peers.FreePort(t), d.data) + config
+	config = fmt.Sprintf("listen: 127.0.0.1:%d\ndata: %s\n", port, d.data) + config
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +131,6 @@ func (c *collector) String() string { c.mu.Lock(); defer c.mu.Unlock(); return c
 // in both eras of the protocol and with both providers' wires.
 func TestAgentUsesThirdPartyServers(t *testing.T) {
 	everything, ts := peers.Everything(t), peers.TS2026(t)
-	host := func(raw string) string { u, _ := url.Parse(raw); return "http://" + u.Host }
 	servers := fmt.Sprintf("org: {connections: {everything: {url: %q}, ts: {url: %q}}}\negress: {allow: [{to: %q, for: [everything]}, {to: %q, for: [ts]}]}\nlimits: {result_chars: 600}\n",
 		everything, ts, host(everything), host(ts))
 	for _, provider := range []string{"anthropic", "openai"} {
@@ -202,7 +206,6 @@ func TestAgentUsesThirdPartyServers(t *testing.T) {
 // A call from the command line, against both eras.
 func TestCallFromTheCommandLine(t *testing.T) {
 	everything, ts := peers.Everything(t), peers.TS2026(t)
-	host := func(raw string) string { u, _ := url.Parse(raw); return "http://" + u.Host }
 	d := serve(t, fmt.Sprintf("org: {connections: {everything: {url: %q}, ts: {url: %q}}}\negress: {allow: [{to: %q, for: [everything]}, {to: %q, for: [ts]}]}\n",
 		everything, ts, host(everything), host(ts)))
 	if out := d.must("mcp", "call", "ts", "count"); out != "The count is 1.\n" {
@@ -222,4 +225,13 @@ func TestCallFromTheCommandLine(t *testing.T) {
 	if out := d.must("mcp", "test", "ts"); !strings.HasPrefix(out, "ts\tok\t2 tools\t") {
 		t.Errorf("%q", out)
 	}
+}
+
+// host is a URL's origin.
+func host(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return ""
+	}
+	return u.Scheme + "://" + u.Host
 }

@@ -45,14 +45,47 @@ func Everything(t testing.TB) string {
 // TS2026 starts a server on the TypeScript SDK v2.
 func TS2026(t testing.TB) string { return start(t, "ts2026.mjs") }
 
+// Protected is an authorization server with the MCP server that trusts it.
+type Protected struct {
+	Issuer string // of the authorization server
+	MCP    string // endpoint
+}
+
+// OIDC starts oidc-provider with a protected MCP server on the TypeScript SDK;
+// env sets what oidc.mjs describes.
+func OIDC(t testing.TB, env ...string) Protected {
+	t.Helper()
+	as, mcp := FreePort(t), FreePort(t)
+	run(t, as, []string{"oidc.mjs"}, append(env, fmt.Sprintf("PORT=%d", as), fmt.Sprintf("MCP_PORT=%d", mcp))...)
+	return Protected{Issuer: fmt.Sprintf("http://127.0.0.1:%d", as), MCP: fmt.Sprintf("http://127.0.0.1:%d/mcp", mcp)}
+}
+
+// SDKDemo starts the protected example server of the TypeScript SDK, which
+// brings an authorization server that approves by itself.
+func SDKDemo(t testing.TB) Protected {
+	t.Helper()
+	as, mcp := FreePort(t), FreePort(t)
+	run(t, mcp, []string{"node_modules/@modelcontextprotocol/sdk/dist/esm/examples/server/simpleStreamableHttp.js", "--oauth", "--oauth-strict"},
+		fmt.Sprintf("MCP_PORT=%d", mcp), fmt.Sprintf("MCP_AUTH_PORT=%d", as))
+	return Protected{Issuer: fmt.Sprintf("http://localhost:%d", as), MCP: fmt.Sprintf("http://localhost:%d/mcp", mcp)}
+}
+
 func start(t testing.TB, script string, args ...string) string {
+	t.Helper()
+	port := FreePort(t)
+	run(t, port, append([]string{script}, args...), fmt.Sprintf("PORT=%d", port))
+	return fmt.Sprintf("http://127.0.0.1:%d/mcp", port)
+}
+
+// run starts a script and waits until it listens on port.
+func run(t testing.TB, port int, args []string, env ...string) {
 	t.Helper()
 	if _, err := os.Stat(Node()); err != nil {
 		t.Fatal("the peers are not installed: run npm ci in test/peers")
 	}
-	port := FreePort(t)
-	cmd := exec.Command(Node(), append([]string{filepath.Join(Dir(), script)}, args...)...)
-	cmd.Env = append(os.Environ(), fmt.Sprintf("PORT=%d", port))
+	cmd := exec.Command(Node(), append([]string{filepath.Join(Dir(), args[0])}, args[1:]...)...)
+	cmd.Dir = Dir()
+	cmd.Env = append(os.Environ(), env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
@@ -62,10 +95,10 @@ func start(t testing.TB, script string, args ...string) string {
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		if c, err := net.Dial("tcp", fmt.Sprintf("localhost:%d", port)); err == nil {
 			c.Close()
-			return fmt.Sprintf("http://127.0.0.1:%d/mcp", port)
+			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s does not listen", script)
+			t.Fatalf("%s does not listen", args[0])
 		}
 	}
 }
