@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"patchbay/internal/mcp"
@@ -31,6 +32,15 @@ var scenarios = map[string]scenario{
 
 func main() {
 	name := os.Getenv("MCP_CONFORMANCE_SCENARIO")
+	if strings.HasPrefix(name, "auth/") && len(os.Args) > 1 {
+		ctx, cancel := context.WithTimeout(context.Background(), 25*time.Second)
+		defer cancel()
+		if err := signedIn(ctx, os.Args[len(os.Args)-1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	run, ok := scenarios[name]
 	if !ok || len(os.Args) < 2 {
 		fmt.Fprintf(os.Stderr, "no scenario %q here\n", name)
