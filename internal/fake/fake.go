@@ -30,6 +30,7 @@ type MCP struct {
 	wrap     func(next http.Handler) http.Handler
 	calls    []Seen
 	token    string
+	guard    func(r *http.Request) (challenge string, status int)
 }
 
 // Seen is a tools/call that arrived.
@@ -98,6 +99,13 @@ func (m *MCP) RequireToken(token string) {
 	m.token = token
 }
 
+// Guard asks fn about every request; a challenge refuses it with that status.
+func (m *MCP) Guard(fn func(r *http.Request) (challenge string, status int)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.guard = fn
+}
+
 // Calls are the tools/call requests that ran.
 func (m *MCP) Calls() []Seen {
 	m.mu.Lock()
@@ -107,7 +115,7 @@ func (m *MCP) Calls() []Seen {
 
 func (m *MCP) serve(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
-	override, wrap, token := m.override, m.wrap, m.token
+	override, wrap, token, guard := m.override, m.wrap, m.token, m.guard
 	m.mu.Unlock()
 	// With the body read, the request's context ends when the peer goes away.
 	body, err := io.ReadAll(r.Body)
@@ -115,6 +123,13 @@ func (m *MCP) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
+	if guard != nil && r.URL.Path == "/mcp" {
+		if challenge, status := guard(r); status != 0 {
+			w.Header().Set("WWW-Authenticate", challenge)
+			w.WriteHeader(status)
+			return
+		}
+	}
 	switch {
 	case override != nil:
 		override(w, r)
