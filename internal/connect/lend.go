@@ -200,6 +200,13 @@ func (l *Lease) Redactor() *Redactor {
 	return nil
 }
 
+// Worked is told that the server took the credential.
+func (l *Lease) Worked() {
+	if s := l.set(); s != nil && !s.worked.Load() {
+		s.worked.Store(true)
+	}
+}
+
 // Rejection is how a server refused a credential.
 type Rejection struct {
 	Status     int
@@ -229,7 +236,7 @@ func (l *Lease) Rejected(ctx context.Context, r Rejection) bool {
 	if s.renewed.After(r.Since) {
 		return true
 	}
-	if s.m.s.Kind == "oauth" && s.renewable() && !(s.rejected && l.c.o.Clock.Now().Sub(s.renewed) < refreshAhead/2) {
+	if s.m.s.Kind == "oauth" && s.renewable() && !(s.rejected && !s.worked.Load()) {
 		_, err := l.c.refresh(ctx, l.cell, s, true)
 		return err == nil
 	}

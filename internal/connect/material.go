@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"patchbay/internal/oauth"
@@ -111,6 +112,7 @@ type set struct {
 	early    time.Time // from when a refresh ahead of the expiry is due
 	renewed  time.Time // when this process got it
 	rejected bool      // it was got because the one before was rejected
+	worked   atomic.Bool
 	m        Material
 }
 

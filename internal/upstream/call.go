@@ -96,6 +96,7 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 	if err != nil {
 		return res, mcp.AsError(err).Ending, true, cleanError(s, err, &res)
 	}
+	s.lease.Worked()
 	res.Bytes = len(reply.Result)
 	if reply.Spelled {
 		res.Raw, res.Redacted = clean(s, reply.Result)
@@ -213,6 +214,7 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 	var listed catalog.Listed
 	prints := make(map[string]string, len(listing.Tools))
 	if err == nil {
+		s.lease.Worked()
 		listed = p.describe(s, listing)
 		for _, raw := range listed.Tools {
 			name, print := catalog.Identify(raw)
