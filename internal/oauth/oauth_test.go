@@ -89,91 +89,95 @@ var (
 	spa      = page{contentType: "text/html", body: "<!doctype html><title>App</title>"}
 )
 
+type discoverCase struct {
+	name       string
+	pages      map[string]page
+	endpoint   string // /mcp where empty
+	challenges []string
+	change     func(d *Discovery)
+	err        string // part of the error; empty for success
+	check      func(t *testing.T, s *site, srv *Server)
+}
+
 // Each case is a field case of section A, or a rule of the specifications.
-func TestDiscover(t *testing.T) {
-	for _, c := range []struct {
-		name       string
-		pages      map[string]page
-		endpoint   string // /mcp where empty
-		challenges []string
-		change     func(d *Discovery)
-		err        string // part of the error; empty for success
-		check      func(t *testing.T, s *site, srv *Server)
-	}{
-		{name: "F001 the resource is kept byte for byte", pages: map[string]page{prmRoot: ok(`{"resource":"%s","authorization_servers":["%s"]}`), asPath: metadata}, endpoint: "/mcp",
-			check: func(t *testing.T, s *site, srv *Server) {
-				if srv.Resource != s.URL {
-					t.Errorf("resource %q", srv.Resource)
-				}
-			}},
-		{name: "F002 one slash at the end is let through, and said", pages: map[string]page{prmPath: prm, asPath: metadata}, endpoint: "/mcp/",
-			check: func(t *testing.T, s *site, srv *Server) {
-				if srv.Resource != s.URL+"/mcp" || srv.Rule == "" {
-					t.Errorf("%q %q", srv.Resource, srv.Rule)
-				}
-			}},
-		{name: "F004 a sibling path is its own error, with both", pages: map[string]page{"/.well-known/oauth-protected-resource/mcp/oauth": ok(`{"resource":"%s/mcp","authorization_servers":["%s"]}`), asPath: metadata}, endpoint: "/mcp/oauth", err: "/mcp, not "},
-		{name: "F005 a duplicate parameter: the second serves", pages: map[string]page{"/y": prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/x", resource_metadata="%s/y"`}},
-		{name: "F007a a custom path, no well-known one", pages: map[string]page{"/custom": prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata=%s/custom`}},
-		{name: "F007b no header at all", pages: map[string]page{prmPath: prm, asPath: metadata}},
-		{name: "F008 a single-page app answers everything", pages: map[string]page{prmPath: spa, prmRoot: ok(`{"resource":"%s/mcp","authorization_servers":["%s"]}`), asPath: spa, oidcPath: metadata}},
-		{name: "F010 the path form is forbidden, the root form serves", pages: map[string]page{prmPath: {status: 403}, prmRoot: ok(`{"resource":"%s","authorization_servers":["%s"]}`), asPath: metadata}},
-		{name: "F010 a server error is not passed over", pages: map[string]page{prmPath: {status: 503}, prmRoot: prm, asPath: metadata}, err: "HTTP 503"},
-		{name: "F011 OpenID discovery only", pages: map[string]page{prmPath: prm, oidcPath: metadata}},
-		{name: "F011 an issuer with a path: appended OpenID", pages: map[string]page{prmPath: ok(`{"resource":"%s/mcp","authorization_servers":["%s/oidc"]}`),
-			"/oidc" + oidcPath: ok(`{"issuer":"%s/oidc","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)},
-			check: func(t *testing.T, s *site, srv *Server) {
-				want := []string{prmPath, asPath + "/oidc", oidcPath + "/oidc", "/oidc" + oidcPath}
-				if !slices.Equal(s.seen, want) {
-					t.Errorf("asked %q, want %q", s.seen, want)
-				}
-			}},
-		{name: "F013 the slash of an empty path in the issuer", pages: map[string]page{prmPath: ok(`{"resource":"%s/mcp","authorization_servers":["%s/"]}`), asPath: metadata},
-			check: func(t *testing.T, s *site, srv *Server) {
-				if srv.Issuer != s.URL {
-					t.Errorf("the issuer is not the metadata's: %q", srv.Issuer)
-				}
-			}},
-		{name: "F014 an issuer on another host", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"https://auth.other.example","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)}, err: `"https://auth.other.example"`},
-		{name: "F014 the same, trusted by an admin", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"https://auth.other.example","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)},
-			change: func(d *Discovery) { d.TrustedIssuer = "https://auth.other.example" }},
-		{name: "F016 an older server without resource metadata", pages: map[string]page{asPath: metadata}, check: func(t *testing.T, s *site, srv *Server) {
-			if srv.Resource != s.URL+"/mcp" {
+var discoverCases = []discoverCase{
+	{name: "F001 the resource is kept byte for byte", pages: map[string]page{prmRoot: ok(`{"resource":"%s","authorization_servers":["%s"]}`), asPath: metadata}, endpoint: "/mcp",
+		check: func(t *testing.T, s *site, srv *Server) {
+			if srv.Resource != s.URL {
 				t.Errorf("resource %q", srv.Resource)
 			}
 		}},
-		{name: "F016 an authorization server that a person named", pages: map[string]page{"/tenant" + oidcPath: ok(`{"issuer":"%s/tenant","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)},
-			change: func(d *Discovery) { d.AuthServer = strings.TrimSuffix(d.Endpoint, "/mcp") + "/tenant" }},
-		{name: "F017 an explicit pointer is never downgraded", pages: map[string]page{"/prm": {status: 500}, prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/prm"`}, err: "HTTP 500"},
-		{name: "F017 nor when it is not there", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/prm"`}, err: "does not serve it"},
-		{name: "F019 endpoints are never guessed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","token_endpoint":"%s/token","code_challenge_methods_supported":["S256"]}`)}, err: "lack authorization_endpoint"},
-		{name: "F025 a pointer to another origin", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="https://evil.example/prm"`}, err: "does not serve it"},
-		{name: "F044 the challenge's scope goes first", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer scope="read write"`}, check: func(t *testing.T, _ *site, srv *Server) {
-			if got := WantedScopes(srv, nil, false); !slices.Equal(got, []string{"read", "write"}) {
-				t.Errorf("scopes %q", got)
+	{name: "F002 one slash at the end is let through, and said", pages: map[string]page{prmPath: prm, asPath: metadata}, endpoint: "/mcp/",
+		check: func(t *testing.T, s *site, srv *Server) {
+			if srv.Resource != s.URL+"/mcp" || srv.Rule == "" {
+				t.Errorf("%q %q", srv.Resource, srv.Rule)
 			}
 		}},
-		{name: "F046 offline access where it is listed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"],"scopes_supported":["a","offline_access"],"grant_types_supported":["authorization_code","refresh_token"]}`)}, check: func(t *testing.T, _ *site, srv *Server) {
-			if got := WantedScopes(srv, nil, false); !slices.Equal(got, []string{"a", "b", "offline_access"}) {
-				t.Errorf("scopes %q", got)
-			}
-			if got := WantedScopes(srv, nil, true); !slices.Equal(got, []string{"a", "b"}) {
-				t.Errorf("F047: after it was refused %q", got)
+	{name: "F004 a sibling path is its own error, with both", pages: map[string]page{"/.well-known/oauth-protected-resource/mcp/oauth": ok(`{"resource":"%s/mcp","authorization_servers":["%s"]}`), asPath: metadata}, endpoint: "/mcp/oauth", err: "/mcp, not "},
+	{name: "F005 a duplicate parameter: the second serves", pages: map[string]page{"/y": prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/x", resource_metadata="%s/y"`}},
+	{name: "F007a a custom path, no well-known one", pages: map[string]page{"/custom": prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata=%s/custom`}},
+	{name: "F007b no header at all", pages: map[string]page{prmPath: prm, asPath: metadata}},
+	{name: "F008 a single-page app answers everything", pages: map[string]page{prmPath: spa, prmRoot: ok(`{"resource":"%s/mcp","authorization_servers":["%s"]}`), asPath: spa, oidcPath: metadata}},
+	{name: "F010 the path form is forbidden, the root form serves", pages: map[string]page{prmPath: {status: 403}, prmRoot: ok(`{"resource":"%s","authorization_servers":["%s"]}`), asPath: metadata}},
+	{name: "F010 a server error is not passed over", pages: map[string]page{prmPath: {status: 503}, prmRoot: prm, asPath: metadata}, err: "HTTP 503"},
+	{name: "F011 OpenID discovery only", pages: map[string]page{prmPath: prm, oidcPath: metadata}},
+	{name: "F011 an issuer with a path: appended OpenID", pages: map[string]page{prmPath: ok(`{"resource":"%s/mcp","authorization_servers":["%s/oidc"]}`),
+		"/oidc" + oidcPath: ok(`{"issuer":"%s/oidc","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)},
+		check: func(t *testing.T, s *site, srv *Server) {
+			want := []string{prmPath, asPath + "/oidc", oidcPath + "/oidc", "/oidc" + oidcPath}
+			if !slices.Equal(s.seen, want) {
+				t.Errorf("asked %q, want %q", s.seen, want)
 			}
 		}},
-		{name: "F191 an authorization server at a metadata address", pages: map[string]page{prmPath: ok(`{"resource":"%s/mcp","authorization_servers":["http://169.254.169.254/"]}`)}, err: "not allowed"},
-		{name: "F193 metadata that redirect inward", pages: map[string]page{prmPath: {status: 302}, asPath: metadata}, check: func(t *testing.T, s *site, _ *Server) {
-			if slices.Contains(s.seen, "/latest/meta-data") {
-				t.Error("a redirect was followed")
+	{name: "F013 the slash of an empty path in the issuer", pages: map[string]page{prmPath: ok(`{"resource":"%s/mcp","authorization_servers":["%s/"]}`), asPath: metadata},
+		check: func(t *testing.T, s *site, srv *Server) {
+			if srv.Issuer != s.URL {
+				t.Errorf("the issuer is not the metadata's: %q", srv.Issuer)
 			}
 		}},
-		{name: "an endpoint that is not allowed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"https://forbidden.example/t","code_challenge_methods_supported":["S256"]}`)}, err: "token_endpoint"},
-		{name: "no PKCE", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t"}`)}, err: "PKCE"},
-		{name: "no PKCE, let off by an admin", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t"}`)}, change: func(d *Discovery) { d.SkipPKCE = true }},
-		{name: "no authorization_code", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"],"grant_types_supported":["client_credentials"]}`)}, err: "no authorization_code"},
-		{name: "nothing at all", pages: nil, err: "publishes nothing", check: nil},
-		{name: "metadata larger than the cap", pages: map[string]page{prmPath: ok(`{"resource":"` + strings.Repeat("x", maxBody) + `"}`)}, err: "larger than"},
-	} {
+	{name: "F014 an issuer on another host", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"https://auth.other.example","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)}, err: `"https://auth.other.example"`},
+	{name: "F014 the same, trusted by an admin", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"https://auth.other.example","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)},
+		change: func(d *Discovery) { d.TrustedIssuer = "https://auth.other.example" }},
+	{name: "F016 an older server without resource metadata", pages: map[string]page{asPath: metadata}, check: func(t *testing.T, s *site, srv *Server) {
+		if srv.Resource != s.URL+"/mcp" {
+			t.Errorf("resource %q", srv.Resource)
+		}
+	}},
+	{name: "F016 an authorization server that a person named", pages: map[string]page{"/tenant" + oidcPath: ok(`{"issuer":"%s/tenant","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)},
+		change: func(d *Discovery) { d.AuthServer = strings.TrimSuffix(d.Endpoint, "/mcp") + "/tenant" }},
+	{name: "F017 an explicit pointer is never downgraded", pages: map[string]page{"/prm": {status: 500}, prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/prm"`}, err: "HTTP 500"},
+	{name: "F017 nor when it is not there", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/prm"`}, err: "does not serve it"},
+	{name: "F019 endpoints are never guessed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","token_endpoint":"%s/token","code_challenge_methods_supported":["S256"]}`)}, err: "lack authorization_endpoint"},
+	{name: "F025 a pointer to another origin", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="https://evil.example/prm"`}, err: "does not serve it"},
+	{name: "F044 the challenge's scope goes first", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer scope="read write"`}, check: func(t *testing.T, _ *site, srv *Server) {
+		if got := WantedScopes(srv, nil, false); !slices.Equal(got, []string{"read", "write"}) {
+			t.Errorf("scopes %q", got)
+		}
+	}},
+	{name: "F046 offline access where it is listed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"],"scopes_supported":["a","offline_access"],"grant_types_supported":["authorization_code","refresh_token"]}`)}, check: func(t *testing.T, _ *site, srv *Server) {
+		if got := WantedScopes(srv, nil, false); !slices.Equal(got, []string{"a", "b", "offline_access"}) {
+			t.Errorf("scopes %q", got)
+		}
+		if got := WantedScopes(srv, nil, true); !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("F047: after it was refused %q", got)
+		}
+	}},
+	{name: "F191 an authorization server at a metadata address", pages: map[string]page{prmPath: ok(`{"resource":"%s/mcp","authorization_servers":["http://169.254.169.254/"]}`)}, err: "not allowed"},
+	{name: "F193 metadata that redirect inward", pages: map[string]page{prmPath: {status: 302}, asPath: metadata}, check: func(t *testing.T, s *site, _ *Server) {
+		if slices.Contains(s.seen, "/latest/meta-data") {
+			t.Error("a redirect was followed")
+		}
+	}},
+	{name: "an endpoint that is not allowed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"https://forbidden.example/t","code_challenge_methods_supported":["S256"]}`)}, err: "token_endpoint"},
+	{name: "no PKCE", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t"}`)}, err: "PKCE"},
+	{name: "no PKCE, let off by an admin", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t"}`)}, change: func(d *Discovery) { d.SkipPKCE = true }},
+	{name: "no authorization_code", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"],"grant_types_supported":["client_credentials"]}`)}, err: "no authorization_code"},
+	{name: "nothing at all", pages: nil, err: "publishes nothing", check: nil},
+	{name: "metadata larger than the cap", pages: map[string]page{prmPath: ok(`{"resource":"` + strings.Repeat("x", maxBody) + `"}`)}, err: "larger than"},
+}
+
+func TestDiscover(t *testing.T) {
+	for _, c := range discoverCases {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSite(t, c.pages)
 			if c.endpoint == "" {

@@ -50,6 +50,11 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"events and messages", eventsMessages},
 		{"results", results},
 		{"audit", audit},
+		{"credentials and the states of a connection", credentials},
+		{"a ticket moves by compare and swap", tickets},
+		{"people, sessions and tokens", people},
+		{"sealed blobs", sealed},
+		{"locks", locks},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			clock := NewClock()
