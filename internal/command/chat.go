@@ -13,7 +13,7 @@ import (
 // and dashes, entities, marked-up links. A field that holds a secret is refused:
 // everybody in the room reads along.
 func (r *Registry) ParseChat(line string) (cmd *Command, in any, help string, err error) {
-	words, err := chatWords(line)
+	words, err := Words(line)
 	if err != nil {
 		return nil, nil, "", err
 	}
@@ -41,9 +41,9 @@ var (
 
 const maxLine = 16 << 10
 
-// chatWords splits a line the way a shell would, without anything that a shell
+// Words splits a line the way a shell would, without anything that a shell
 // would run.
-func chatWords(line string) ([]string, error) {
+func Words(line string) ([]string, error) {
 	if len(line) > maxLine {
 		return nil, plane.Errorf(plane.InvalidInput, "The line is too long.")
 	}

@@ -314,7 +314,7 @@ func connectCommands(d Deps) []*Command {
 		define(About{Name: "mcp.add", Summary: "Connects an MCP server; what needs a sign-in gets a one-time link.", Right: plane.MCPWrite,
 			Example: "mcp add linear https://mcp.linear.app/mcp --scope org"}, add),
 		define(About{Name: "mcp.add-json", Summary: "Connects an MCP server described as JSON.", Right: plane.MCPWrite,
-			Example: `mcp add-json linear '{"type": "http", "url": "https://mcp.linear.app/mcp"}'`},
+			Example: `mcp add-json linear '{"type":"http","url":"https://mcp.linear.app/mcp"}'`},
 			func(ctx context.Context, who plane.Principal, in *MCPAddJSONInput) (*MCPAdded, error) {
 				full, err := in.addInput()
 				if err != nil {
