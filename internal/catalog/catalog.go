@@ -256,20 +256,41 @@ func (c *Catalogs) fail(ctx context.Context, g policy.Grant, cause error) error 
 	return c.save(ctx, next, old, old != nil && old.Stale(conn.Version))
 }
 
+// save stores a snapshot over the one it replaces. Where another replica was
+// faster, it is stored over that one: what was seen last stands.
 func (c *Catalogs) save(ctx context.Context, next, old *plane.Catalog, whole bool) error {
-	next.Revision = 1
-	if old != nil {
-		next.Revision = old.Revision + 1
-	}
-	err := c.store.Write(ctx, func(t plane.Tx) error { return c.store.SaveCatalog(t, next, whole || old == nil) })
-	if err != nil {
-		if plane.KindOf(err) == plane.Conflict {
-			return nil // another replica was first
+	for try := 0; ; try++ {
+		next.Revision = 1
+		if old != nil {
+			next.Revision = old.Revision + 1
 		}
-		return storeError{err}
+		err := c.store.Write(ctx, func(t plane.Tx) error { return c.store.SaveCatalog(t, next, whole || old == nil) })
+		if err == nil {
+			break
+		}
+		if plane.KindOf(err) != plane.Conflict || try == saveTries {
+			return storeError{err}
+		}
+		if old, err = c.stored(ctx, next.Connection); err != nil {
+			return storeError{err}
+		}
+		whole = true
 	}
 	c.mu.Lock()
 	c.byID[next.Connection] = next
 	c.mu.Unlock()
 	return nil
+}
+
+const saveTries = 3
+
+// stored reads one connection's snapshot again.
+func (c *Catalogs) stored(ctx context.Context, id plane.ConnectionID) (*plane.Catalog, error) {
+	all, err := c.store.Catalogs(ctx)
+	for i := range all {
+		if all[i].Connection == id {
+			return &all[i], err
+		}
+	}
+	return nil, err
 }
