@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -35,6 +36,7 @@ type AS struct {
 	life     int
 	n        int
 	log      []Asked
+	issued   []string
 
 	inFlight, most atomic.Int32
 	refreshDelay   time.Duration
@@ -233,6 +235,20 @@ func (a *AS) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// secret makes a value that a test can look for. The lock is held.
+func (a *AS) secret(kind string) string {
+	v := "mk-" + kind + "-" + rand.Text()
+	a.issued = append(a.issued, v)
+	return v
+}
+
+// Issued are all codes and tokens that were given out.
+func (a *AS) Issued() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.issued)
+}
+
 func (a *AS) register(w http.ResponseWriter, body []byte) {
 	var in struct {
 		Redirects []string `json:"redirect_uris"`
@@ -260,7 +276,7 @@ func (a *AS) authorize(w http.ResponseWriter, r *http.Request, q url.Values) {
 		return
 	}
 	a.n++
-	code := fmt.Sprintf("code-%d", a.n)
+	code := a.secret("code")
 	a.codes[code] = asCode{q.Get("client_id"), q.Get("code_challenge"), c.redirect, q.Get("scope")}
 	back, _ := url.Parse(c.redirect)
 	back.RawQuery = url.Values{"code": {code}, "state": {q.Get("state")}, "iss": {a.URL}}.Encode()
@@ -323,7 +339,7 @@ func (a *AS) token(w http.ResponseWriter, r *http.Request, f url.Values) {
 		return
 	}
 	a.n++
-	access, refresh := fmt.Sprintf("fake-access-%d", a.n), fmt.Sprintf("fake-refresh-%d", a.n)
+	access, refresh := a.secret("access"), a.secret("refresh")
 	a.access[access], a.refresh[refresh] = fam, fam
 	fam.live = refresh
 	out := map[string]any{"access_token": access, "token_type": "bearer", "expires_in": a.life, "scope": fam.scope}
@@ -339,7 +355,7 @@ func (a *AS) Issue(client string) (access, refresh string) {
 	defer a.mu.Unlock()
 	a.clients[client] = asClient{method: "none"}
 	a.n++
-	access, refresh = fmt.Sprintf("fake-access-%d", a.n), fmt.Sprintf("fake-refresh-%d", a.n)
+	access, refresh = a.secret("access"), a.secret("refresh")
 	f := &family{client: client, scope: "read offline_access", live: refresh}
 	a.access[access], a.refresh[refresh] = f, f
 	return access, refresh

@@ -57,6 +57,33 @@ func seal(t *testing.T, st *store.Store, ring *secret.Ring, conns []plane.Connec
 	}
 }
 
+// calling counts what came of calls.
+type calling struct {
+	wg           sync.WaitGroup
+	failed, made atomic.Int64
+}
+
+// fiftyASecond calls a tool until ctx ends.
+func fiftyASecond(t *testing.T, ctx context.Context, c *client.Client) *calling {
+	x := &calling{}
+	x.wg.Go(func() {
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			<-tick.C
+			x.wg.Go(func() {
+				var out command.MCPCall
+				err := c.Command(context.WithoutCancel(ctx), "mcp.call", command.MCPCallInput{Name: "c0", Tool: "look"}, &out)
+				if x.made.Add(1); err != nil || out.IsError {
+					x.failed.Add(1)
+					t.Logf("a call failed: %v %s", err, out.Message)
+				}
+			})
+		}
+	})
+	return x
+}
+
 // Sealing ten thousand credentials anew while fifty calls a second go on fails
 // none of them; killed half way and started again, it ends by itself.
 func TestKeysRotateUnderLoad(t *testing.T) {
@@ -103,28 +130,8 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 		return out
 	}
 	cmd := r.serve()
-	var failed, made atomic.Int64
-	load := func(ctx context.Context) *sync.WaitGroup {
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			tick := time.NewTicker(20 * time.Millisecond)
-			defer tick.Stop()
-			for ctx.Err() == nil {
-				<-tick.C
-				wg.Go(func() {
-					var out command.MCPCall
-					err := c.Command(context.WithoutCancel(ctx), "mcp.call", command.MCPCallInput{Name: "c0", Tool: "look"}, &out)
-					if made.Add(1); err != nil || out.IsError {
-						failed.Add(1)
-						t.Logf("a call failed: %v %s", err, out.Message)
-					}
-				})
-			}
-		})
-		return &wg
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	wg := load(ctx)
+	calls := fiftyASecond(t, ctx, c)
 	time.Sleep(time.Second)
 	began := time.Now()
 	var out command.KeysRotated
@@ -134,7 +141,8 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	took := time.Since(began)
 	time.Sleep(time.Second)
 	cancel()
-	wg.Wait()
+	calls.wg.Wait()
+	failed, made := &calls.failed, &calls.made
 	if out.Sealed < manyCredentials || out.Stuck != 0 || len(out.Retired) != 1 || failed.Load() != 0 || made.Load() < 80 {
 		t.Fatalf("%+v, %d of %d calls failed", out, failed.Load(), made.Load())
 	}
@@ -166,6 +174,37 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	if err := c.Command(t.Context(), "mcp.call", command.MCPCallInput{Name: "c0", Tool: "look"}, &last); err != nil || last.IsError {
 		t.Fatalf("after it: %v %+v", err, last)
 	}
+}
+
+// replica is a server of its own on a shared database.
+func replica(t *testing.T, bin, keys, url, mcpURL, asURL string) (*exec.Cmd, *client.Client) {
+	dir := t.TempDir()
+	r := &rig{t: t, bin: bin, file: filepath.Join(dir, "patchbay.yaml"), data: filepath.Join(dir, "d"), env: []string{"PATCHBAY_KEYS=" + keys}}
+	cfg := fmt.Sprintf("listen: 127.0.0.1:%d\ndata: %s\ndatabase: %q\nlimits: {discover_one: 3s}\negress: {allow: [{to: %q, for: [notes]}, {to: %q, for: [notes]}]}\n", peers.FreePort(t), r.data, url, mcpURL, asURL)
+	if err := os.WriteFile(r.file, []byte(cfg), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := r.serve()
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGCONT)
+		cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Wait()
+	})
+	return cmd, client.New("http://x", netguard.InfraSocket(filepath.Join(r.data, "patchbay.sock")))
+}
+
+// look calls the one tool.
+func look(c *client.Client) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var out command.MCPCall
+	if err := c.Command(ctx, "mcp.call", command.MCPCallInput{Name: "notes", Tool: "look"}, &out); err != nil {
+		return err
+	}
+	if out.IsError {
+		return errors.New(out.Message)
+	}
+	return nil
 }
 
 // A replica that is stopped between taking the lock and presenting the token
@@ -200,36 +239,8 @@ func TestAStoppedHolderKeepsTheLock(t *testing.T) {
 	seal(t, st, ring, []plane.Connection{conn}, connect.SignedIn(oauth.Tokens{Access: secret.New(access), Refresh: secret.New(refresh), ExpiresAt: time.Now().Add(-time.Minute), Scope: "read offline_access"},
 		oauth.Identity{ID: "c", Method: oauth.MethodNone}, srv, time.Now().Add(-time.Hour)))
 
-	replica := func() (*exec.Cmd, *client.Client) {
-		dir := t.TempDir()
-		r := &rig{t: t, bin: bin, file: filepath.Join(dir, "patchbay.yaml"), data: filepath.Join(dir, "d"), env: []string{"PATCHBAY_KEYS=" + keys}}
-		cfg := fmt.Sprintf("listen: 127.0.0.1:%d\ndata: %s\ndatabase: %q\nlimits: {discover_one: 3s}\negress: {allow: [{to: %q, for: [notes]}, {to: %q, for: [notes]}]}\n", peers.FreePort(t), r.data, url, m.URL, as.URL)
-		if err := os.WriteFile(r.file, []byte(cfg), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		cmd := r.serve()
-		t.Cleanup(func() {
-			cmd.Process.Signal(syscall.SIGCONT)
-			cmd.Process.Signal(syscall.SIGTERM)
-			cmd.Wait()
-		})
-		return cmd, client.New("http://x", netguard.InfraSocket(filepath.Join(r.data, "patchbay.sock")))
-	}
-	a, onA := replica()
-	_, onB := replica()
-	call := func(c *client.Client) error {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		var out command.MCPCall
-		if err := c.Command(ctx, "mcp.call", command.MCPCallInput{Name: "notes", Tool: "look"}, &out); err != nil {
-			return err
-		}
-		if out.IsError {
-			return errors.New(out.Message)
-		}
-		return nil
-	}
-
+	a, onA := replica(t, bin, keys, url, m.URL, as.URL)
+	_, onB := replica(t, bin, keys, url, m.URL, as.URL)
 	// The row that a refresh writes first is held here, so that A stands between
 	// the lock and the POST when it is stopped.
 	db, err := sql.Open("pgx", url)
@@ -245,7 +256,7 @@ func TestAStoppedHolderKeepsTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := make(chan error, 1)
-	go func() { first <- call(onA) }()
+	go func() { first <- look(onA) }()
 	for held := 0; held == 0; time.Sleep(5 * time.Millisecond) {
 		if err := db.QueryRow(`SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND granted`).Scan(&held); err != nil {
 			t.Fatal(err)
@@ -254,7 +265,7 @@ func TestAStoppedHolderKeepsTheLock(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	a.Process.Signal(syscall.SIGSTOP)
 	tx.Rollback()
-	if err := call(onB); err == nil {
+	if err := look(onB); err == nil {
 		t.Error("B went on while A held the lock")
 	}
 	if n := len(as.Asked("/token")); n != 0 {
@@ -266,13 +277,13 @@ func TestAStoppedHolderKeepsTheLock(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("A never went on")
 		}
-		if err := call(onA); err != nil {
+		if err := look(onA); err != nil {
 			t.Log(err)
 		}
 	}
 	for _, c := range []*client.Client{onA, onB} {
 		for end := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
-			err := call(c)
+			err := look(c)
 			if err == nil {
 				break
 			}
