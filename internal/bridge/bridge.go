@@ -285,7 +285,11 @@ func (s *Session) Line() string {
 		}
 	}
 	if len(served)+len(missing) == 0 {
-		return "MCP servers: none is connected for this agent yet. An operator connects one by naming it under connections in patchbay.yaml; tell the person so if they ask for one."
+		how := "Anyone can connect one for their own runs: patchbay mcp add NAME URL."
+		if a, ok := s.b.Policy().Agent(s.o.Agent); ok && a.Trust != plane.Open {
+			how = "Its operators and org admins connect one: patchbay mcp add NAME URL --scope agent:" + a.Slug + "."
+		}
+		return "MCP servers: none is connected for this agent yet. " + how + " Tell the person so if they ask for one."
 	}
 	var b strings.Builder
 	b.WriteString("MCP servers: ")

@@ -10,7 +10,8 @@ import (
 
 // Identify returns the person that an identity belongs to. A new identity is
 // linked to the person with the same verified email, else it is a new person's
-// first. What the issuer says now replaces what was known.
+// first. What the issuer says now replaces what was known; a second identity
+// without a verified address takes none away.
 func (s *Store) Identify(t plane.Tx, subject, email, name string) (plane.Person, error) {
 	x := own(t)
 	p := plane.Person{Email: email, Name: name, SeenAt: t.Now()}
@@ -31,8 +32,12 @@ func (s *Store) Identify(t plane.Tx, subject, email, name string) (plane.Person,
 			return p, err
 		}
 	}
-	_, err := x.exec(`INSERT INTO principals (id, email, name, seen_at) VALUES (?, ?, ?, ?)
-		ON CONFLICT (id) DO UPDATE SET email = excluded.email, name = excluded.name, seen_at = excluded.seen_at`, p.ID, email, name, plane.Micros(t.Now()))
+	if _, err := x.exec(`INSERT INTO principals (id, email, name, seen_at) VALUES (?, ?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET email = excluded.email, name = excluded.name, seen_at = excluded.seen_at
+		WHERE excluded.email <> '' OR excluded.id = ?`, p.ID, email, name, plane.Micros(t.Now()), subject); err != nil {
+		return p, err
+	}
+	err := x.each(func(r *sql.Rows) error { return r.Scan(&p.Email, &p.Name) }, `SELECT email, name FROM principals WHERE id = ?`, p.ID)
 	return p, err
 }
 
