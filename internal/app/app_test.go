@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -430,3 +431,7 @@ func readOn(t *testing.T, result string) {
 		t.Fatalf("%+v …%s", show.Run, last[max(0, len(last)-300):])
 	}
 }
+
+func newPlain(t *testing.T) *fake.MCP { return fake.NewMCP(t, fake.Tool("a", "")) }
+
+const hangup = syscall.SIGHUP

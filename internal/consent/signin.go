@@ -97,6 +97,7 @@ func (s *Service) start(ctx context.Context, nonce string, who plane.Principal, 
 	}
 	next.Pending = s.o.Ring.Seal(bindTicket(k.Hash), b)
 	learned := conn.OAuth
+	learned.NoCIMD = learned.NoCIMD || learned.Tried == howDocument // it did not return
 	learned.Tried = how
 	moved, err := s.move(ctx, k, next, func(t plane.Tx) error { return s.o.Store.SetOAuthOptions(t, conn.ID, learned) })
 	if err != nil {
@@ -208,12 +209,6 @@ func (s *Service) identity(ctx context.Context, conn plane.Connection, srv *oaut
 	}
 	if doc := s.document(redirect); srv.CIMD && doc != "" && !o.NoCIMD && o.Tried != howDocument {
 		return oauth.Identity{ID: doc, Method: oauth.MethodNone}, howDocument, nil
-	}
-	if o.Tried == howDocument && !o.NoCIMD {
-		o.NoCIMD = true
-		if err := s.learn(ctx, conn, o); err != nil {
-			return oauth.Identity{}, "", err
-		}
 	}
 	id, err := s.client(ctx, srv.Issuer, redirect)
 	switch {
