@@ -5,7 +5,7 @@ BIN := bin/patchbay
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: run build test lint ci-long race fuzz kill conformance bench deps clean
+.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bench deps clean
 
 # Builds, and starts everything with a demo server. Needs Go, make and git.
 run: build
@@ -23,10 +23,15 @@ lint:
 	go vet -tags long ./...
 	go tool staticcheck -tags long ./...
 
-# What takes minutes: the race detector, fuzzing, kills, the official suites.
-ci-long: race fuzz kill conformance
+# Writes the pages' Go from their templates; the result is checked in.
+pages:
+	go tool templ generate -path internal/web
 
-RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/connect ./internal/catalog ./internal/bridge
+# What takes minutes: the race detector, fuzzing, kills, a browser, the official
+# suites.
+ci-long: race fuzz kill browser conformance
+
+RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/oauth ./internal/connect ./internal/consent ./internal/authn ./internal/catalog ./internal/bridge
 race: deps
 	@command -v gcc >/dev/null || { apt-get update -q && apt-get install -y -q gcc libc6-dev; }
 	CGO_ENABLED=1 go test -race -timeout 280s $(RACED)
@@ -40,10 +45,17 @@ fuzz: deps
 	go test -run '^$$' -fuzz '^FuzzClip$$' -fuzztime $(FUZZTIME) ./internal/bridge
 	go test -run '^$$' -fuzz '^FuzzVisible$$' -fuzztime $(FUZZTIME) ./internal/bridge
 	go test -run '^$$' -fuzz '^FuzzCheckURL$$' -fuzztime $(FUZZTIME) ./internal/netguard
+	go test -run '^$$' -fuzz '^FuzzChallenges$$' -fuzztime $(FUZZTIME) ./internal/oauth
+	go test -run '^$$' -fuzz '^FuzzWords$$' -fuzztime $(FUZZTIME) ./internal/command
 
 KILLS ?= 20
 kill: deps
 	KILLS=$(KILLS) go test -tags long -count=1 -timeout 40m -v ./test/kill
+
+# Signing in at authorization servers that nobody here wrote, with Chromium.
+browser: deps
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; }
+	go test -tags long -count=1 -timeout 10m -run '^TestSignIn' ./test/e2e
 
 conformance: deps
 	go build -o bin/conformance-client ./test/conformance/client

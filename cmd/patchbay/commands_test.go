@@ -64,7 +64,9 @@ func TestRefusalsHaveTheirExitCodes(t *testing.T) {
 			t.Errorf("%q: exit %d, want %d; %s%s", args, code, want, &out, &errs)
 		}
 		if want == exitFailed {
-			var p struct{ Error struct{ Code, Message, Next string } }
+			var p struct {
+				Error struct{ Code, Message, Next string }
+			}
 			if json.Unmarshal(errs.Bytes(), &p) != nil || p.Error.Code != "unavailable" || p.Error.Next == "" {
 				t.Errorf("%s", &errs)
 			}

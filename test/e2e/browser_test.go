@@ -1,8 +1,9 @@
+//go:build long
+
 package e2e
 
 import (
 	"context"
-	"fmt"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -131,12 +132,4 @@ func link(t *testing.T, out string) string {
 		t.Fatalf("%d links in %q", len(l), out)
 	}
 	return l[0]
-}
-
-func allow(name string, urls ...string) string {
-	var out []string
-	for _, u := range urls {
-		out = append(out, fmt.Sprintf("{to: %q, for: [%s]}", host(u), name))
-	}
-	return "egress: {allow: [" + strings.Join(out, ", ") + "]}\n"
 }

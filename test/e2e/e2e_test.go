@@ -235,3 +235,22 @@ func host(raw string) string {
 	}
 	return u.Scheme + "://" + u.Host
 }
+
+// allow opens addresses for one connection.
+func allow(name string, urls ...string) string {
+	var out []string
+	for _, u := range urls {
+		out = append(out, fmt.Sprintf("{to: %q, for: [%s]}", host(u), name))
+	}
+	return "egress: {allow: [" + strings.Join(out, ", ") + "]}\n"
+}
+
+// publicURL is where the server listens.
+func (d *daemon) publicURL(t *testing.T) string {
+	t.Helper()
+	var st struct{ Listen string }
+	if err := json.Unmarshal([]byte(d.must("status", "--json")), &st); err != nil {
+		t.Fatal(err)
+	}
+	return "http://" + st.Listen
+}
