@@ -93,7 +93,7 @@ func (o *ConfigShow) Text(w io.Writer, _ Style) {
 			}
 			words = append(words, n)
 		}
-		fmt.Fprintf(w, "%s\t%s\n", t.Scope, strings.Join(words, ", "))
+		fmt.Fprintf(w, "%s\t%s\n", tier(t.Scope), strings.Join(words, ", "))
 	}
 }
 
@@ -177,7 +177,7 @@ func (o *AgentShow) Text(w io.Writer, s Style) {
 		if v.Why != "" {
 			state = v.Why
 		}
-		rows = append(rows, []string{v.Name, v.Scope, fmt.Sprint(v.Tools), state})
+		rows = append(rows, []string{v.Name, tier(v.Scope), fmt.Sprint(v.Tools), state})
 	}
 	table(w, s, []string{"SERVER", "SCOPE", "TOOLS", "STATE"}, rows)
 }

@@ -52,7 +52,7 @@ func (o *MCPList) Text(w io.Writer, s Style) {
 	}
 	var rows [][]string
 	for _, r := range o.Servers {
-		rows = append(rows, []string{r.Name, r.Scope, r.standing(s), fmt.Sprint(r.Tools), s.ago(r.CapturedAt), r.URL, r.Detail})
+		rows = append(rows, []string{r.Name, tier(r.Scope), r.standing(s), fmt.Sprint(r.Tools), s.ago(r.CapturedAt), r.URL, r.Detail})
 	}
 	table(w, s, []string{"NAME", "SCOPE", "HEALTH", "TOOLS", "READ", "URL", "DETAIL"}, rows)
 }
@@ -69,6 +69,14 @@ func (r *ServerRow) standing(s Style) string {
 		return s.state("sign-in broken")
 	}
 	return s.state(r.Health)
+}
+
+// tier is a scope as people say it: nobody sees another person's.
+func tier(scope string) string {
+	if strings.HasPrefix(scope, string(plane.ScopeUser)+":") {
+		return "me"
+	}
+	return scope
 }
 
 // NameInput names a server.
@@ -104,7 +112,7 @@ type MCPShow struct {
 // characters made visible.
 func (o *MCPShow) Text(w io.Writer, s Style) {
 	r := &o.Server
-	fmt.Fprintf(w, "name\t%s\nscope\t%s\nurl\t%s\nauth\t%s\nhealth\t%s\n", r.Name, r.Scope, r.URL, r.Auth, r.standing(s))
+	fmt.Fprintf(w, "name\t%s\nscope\t%s\nurl\t%s\nauth\t%s\nhealth\t%s\n", r.Name, tier(r.Scope), r.URL, r.Auth, r.standing(s))
 	if r.State == string(plane.StateAuthError) {
 		fmt.Fprintf(w, "sign-in\t%s; patchbay mcp connect %s\n", plane.ReasonText(r.Reason), r.Name)
 	} else if r.State == string(plane.StateAwaiting) {

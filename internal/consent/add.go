@@ -85,6 +85,14 @@ func (s *Service) insert(t plane.Tx, who plane.Principal, conn *plane.Connection
 	if err := s.o.Store.SaveConnection(t, conn); err != nil {
 		return err
 	}
+	for exception, on := range map[string]bool{"oauth.pkce_unchecked": conn.OAuth.SkipPKCECheck, "oauth.issuer_trusted": conn.OAuth.TrustedIssuer != "", "oauth.resource_omitted": conn.OAuth.OmitResource} {
+		if !on {
+			continue
+		}
+		if err := s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: exception, What: string(conn.ID), Decision: "allow"}); err != nil {
+			return err
+		}
+	}
 	return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "connection.add", What: string(conn.ID), Decision: "allow"})
 }
 
