@@ -24,7 +24,7 @@ var allowed = map[string]string{
 	"internal/app": "api authn bridge catalog client command connect consent ingress ledger mcp model netguard oauth plane policy run secret store telemetry upstream web",
 
 	// surfaces: translate, decide nothing
-	"internal/api":     "command consent oauth plane run",
+	"internal/api":     "command consent oauth plane run secret",
 	"internal/web":     "authn consent plane secret",
 	"internal/client":  "plane",
 	"internal/ingress": "command mcp plane",

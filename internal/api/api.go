@@ -45,6 +45,7 @@ const maxBody = 4 << 20
 // to authorization servers.
 type SignIn interface {
 	StartFor(ctx context.Context, who plane.Principal, id plane.ConnectionID, redirect, back string) (consent.Leaving, error)
+	StartNew(ctx context.Context, who plane.Principal, r consent.Request, back string) (consent.Leaving, error)
 	Document(local bool) (oauth.Metadata, error)
 }
 

@@ -1,10 +1,13 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 
+	"patchbay/internal/consent"
 	"patchbay/internal/plane"
+	"patchbay/internal/secret"
 )
 
 // describe says what a command takes, as --help does.
@@ -28,9 +31,15 @@ func (a *API) describe(w http.ResponseWriter, r *http.Request) {
 		"untrusted": cmd.Untrusted, "help": help})
 }
 
-// startRequest names the connection to sign in.
+// startRequest names the connection to sign in again, or the account to add to
+// the agent.
 type startRequest struct {
-	Connection string `json:"provider_id"`
+	Connection   string `json:"provider_id,omitempty"`
+	NewAccount   bool   `json:"new_account,omitempty"`
+	Name         string `json:"name,omitempty"`
+	Endpoint     string `json:"endpoint,omitempty"`
+	ClientID     string `json:"client_id,omitempty"`
+	ClientSecret string `json:"client_secret,omitempty"`
 }
 
 type startAnswer struct {
@@ -55,17 +64,26 @@ func (a *API) startSignIn(w http.ResponseWriter, r *http.Request) {
 		a.fail(w, r, plane.Errorf(plane.Forbidden, "Only a signed-in person begins a sign-in."))
 		return
 	}
-	if !plane.IsConnectionID(in.Connection) {
-		a.fail(w, r, plane.Errorf(plane.InvalidInput, "provider_id is the id of a connection.").At("provider_id").Then("GET /api/commands/mcp.list"))
-		return
-	}
-	l, err := a.signIn.StartFor(r.Context(), who, plane.ConnectionID(in.Connection), "", r.PathValue("slug"))
+	l, err := a.start(r.Context(), who, r.PathValue("slug"), in)
 	if err != nil {
 		a.fail(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(startAnswer{l.URL, string(l.Connection.ID)})
+}
+
+func (a *API) start(ctx context.Context, who plane.Principal, agent string, in startRequest) (consent.Leaving, error) {
+	switch {
+	case in.Connection != "" && in.NewAccount:
+		return consent.Leaving{}, plane.Errorf(plane.InvalidInput, "provider_id signs an account in again, new_account adds one: say one of them.").At("provider_id")
+	case in.Connection != "" && !plane.IsConnectionID(in.Connection):
+		return consent.Leaving{}, plane.Errorf(plane.InvalidInput, "provider_id is the id of a connection.").At("provider_id").Then("POST /api/commands/mcp.list")
+	case in.Connection != "":
+		return a.signIn.StartFor(ctx, who, plane.ConnectionID(in.Connection), "", agent)
+	}
+	return a.signIn.StartNew(ctx, who, consent.Request{Name: plane.SlugOf(in.Name), Label: in.Name, URL: in.Endpoint, Scope: plane.Scope{Kind: plane.ScopeAgent, Name: agent},
+		ClientSecret: secret.New(in.ClientSecret), OAuth: plane.OAuthOptions{ClientID: in.ClientID}}, agent)
 }
 
 // document serves our client ID metadata document, to anybody: it says who we

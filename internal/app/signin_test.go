@@ -233,7 +233,11 @@ func TestStartOverTheAPI(t *testing.T) {
 	if code != 200 || out["provider_id"] != added.Server.ID || !strings.Contains(out["authorization_url"], "code_challenge=") {
 		t.Errorf("%d %v", code, out)
 	}
-	for body, want := range map[string]int{`{"provider_id":"con_00000000000000000000000000"}`: 404, `{"provider_id":"x"}`: 400, `{"x":1}`: 400} {
+	code, out = post(fmt.Sprintf(`{"name":"Notes, kitchen","endpoint":%q,"new_account":true}`, m.Endpoint()))
+	if code != 400 || s.c.Command(t.Context(), "mcp.show", command.NameInput{Name: "notes-kitchen"}, &command.MCPShow{}) == nil { // its address is not open to that name
+		t.Errorf("%d %v", code, out)
+	}
+	for body, want := range map[string]int{fmt.Sprintf(`{"provider_id":%q,"new_account":true}`, added.Server.ID): 400, `{"provider_id":"con_00000000000000000000000000"}`: 404, `{"provider_id":"x"}`: 400, `{"x":1}`: 400} {
 		if code, _ := post(body); code != want {
 			t.Errorf("%s: %d", body, code)
 		}

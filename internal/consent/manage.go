@@ -100,6 +100,23 @@ func (s *Service) StartFor(ctx context.Context, who plane.Principal, id plane.Co
 	return l, asError(err)
 }
 
+// StartNew adds an account and takes it to the sign-in in one step. When that
+// cannot be begun, nothing is left of it.
+func (s *Service) StartNew(ctx context.Context, who plane.Principal, r Request, back string) (Leaving, error) {
+	r.Auth = string(plane.AuthOAuth)
+	a, err := s.Add(ctx, who, r)
+	if err != nil {
+		return Leaving{}, err
+	}
+	l, err := s.StartFor(ctx, who, a.Connection.ID, "", back)
+	if err != nil {
+		if _, rerr := s.Remove(context.WithoutCancel(ctx), who, a.Connection.ID); rerr != nil {
+			s.o.Log.Error("a connection whose sign-in could not be begun stays", "connection", a.Connection.ID, "err", rerr)
+		}
+	}
+	return l, err
+}
+
 // FinishFor is Finish for a caller who took the redirect on their own machine.
 func (s *Service) FinishFor(ctx context.Context, who plane.Principal, cb Callback) (Done, error) {
 	d, again, err := s.Finish(ctx, who, cb)

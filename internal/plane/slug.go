@@ -19,6 +19,22 @@ func ValidSlug(s string) bool {
 	return true
 }
 
+// SlugOf makes a slug of a label: "Linear, Support" is linear-support. It is ""
+// when nothing is left.
+func SlugOf(label string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(label) {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			b.WriteRune(r)
+		case b.Len() > 0 && !strings.HasSuffix(b.String(), "-"):
+			b.WriteByte('-')
+		}
+	}
+	s := b.String()
+	return strings.Trim(s[:min(len(s), MaxSlug)], "-")
+}
+
 // Nearest is the candidate most like word, or "" when none is near enough to be
 // what somebody meant.
 func Nearest(word string, candidates []string) string {
