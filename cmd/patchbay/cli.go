@@ -102,7 +102,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 		return exitFailed
 	}
 	kongplete.Complete(parser, kongplete.WithPredictors(predictors()), kongplete.WithExitFunc(func(n int) { panic(exited(n)) }))
-	kctx, err := parser.Parse(args)
+	kctx, err := parser.Parse(command.Spoken(args))
 	if err != nil {
 		fmt.Fprintf(stderr, "patchbay: %s\nNext: patchbay --help\n", err)
 		return exitUsage

@@ -415,8 +415,8 @@ func TestRacesHaveOneWinner(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if results[200] != 1 {
-		t.Errorf("six callbacks: %v", results)
+	if n := len(as.Asked("/token")); results[200] != 1 || n != 1 {
+		t.Errorf("six callbacks: %v, the code presented %d times", results, n)
 	}
 	if code, _ := v.get(back); code != 410 {
 		t.Errorf("a replayed callback: %d", code)
@@ -424,7 +424,6 @@ func TestRacesHaveOneWinner(t *testing.T) {
 	if got, err := s2.callTool("notes", "read"); err != nil || got.IsError {
 		t.Errorf("%+v %v", got, err)
 	}
-	_ = as
 }
 
 // The callback's refusals: state first, then the issuer, then the rest; nothing
@@ -458,7 +457,6 @@ func TestTheCallbackRefuses(t *testing.T) {
 		"no issuer":                  {q(func(v url.Values) { v.Del("iss") }), 502, "does not say which authorization server"},
 		"a declined consent":         {q(func(v url.Values) { v.Set("error", "access_denied"); v.Del("code") }), 502, "Access was declined"},
 		"neither code nor error":     {q(func(v url.Values) { v.Del("code") }), 502, "without a code"},
-		"a code that is not theirs":  {q(func(v url.Values) { v.Set("code", "stolen") }), 502, "invalid_grant"},
 		"the other path of the same": {strings.Replace(q(func(v url.Values) { v.Set("iss", "x") }), "/mcp/oauth", "/api/mcp/oauth", 1), 502, "another authorization server"},
 	} {
 		if code, body := v.get(c.url); code != c.code || !strings.Contains(body, c.says) {
@@ -467,6 +465,12 @@ func TestTheCallbackRefuses(t *testing.T) {
 	}
 	if code, _ := newVisitor(t).get(good); code != 403 {
 		t.Errorf("a stranger's browser: %d", code)
+	}
+	if code, body := v.get(q(func(v url.Values) { v.Set("code", "stolen") })); code != 502 || !strings.Contains(body, "invalid_grant") {
+		t.Errorf("a code that is not theirs: %d %.600s", code, body)
+	}
+	if code, body := v.get(good); code != 409 || !strings.Contains(body, "presented already") {
+		t.Errorf("an answer is presented twice: %d %.600s", code, body)
 	}
 	req, _ := http.NewRequest("POST", good, nil)
 	if code, _, _ := v.do(req); code != 405 && code != 403 {

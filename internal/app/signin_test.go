@@ -206,6 +206,10 @@ func TestASignInOnTheCallersOwnMachine(t *testing.T) {
 	if err := s.do("mcp.finish", command.FinishInput{URL: strings.Replace(back, "code=", "code=x", 1)}, &done); plane.KindOf(err) != plane.Unavailable {
 		t.Errorf("a wrong code: %v", err)
 	}
+	if err := s.do("mcp.connect", command.ConnectInput{Name: "notes", Local: true}, &begun); err != nil {
+		t.Fatal(err)
+	}
+	back = newVisitor(t).approve(begun.SignInURL)
 	if err := s.do("mcp.finish", command.FinishInput{URL: back}, &done); err != nil || done.Tools != 2 || done.Server.State != "connected" {
 		t.Fatalf("%+v %v", done, err)
 	}

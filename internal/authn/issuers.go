@@ -155,7 +155,7 @@ func (a *Authenticator) Finish(ctx context.Context, r *http.Request) (cookies []
 	}
 	who := identity{issuer: id.Issuer, subject: id.Subject, name: claims.Name}
 	if claims.Verified == true || claims.Verified == "true" {
-		who.email = strings.ToLower(claims.Email)
+		who.email = plane.Address(claims.Email)
 	}
 	person, err := a.identified(ctx, who)
 	if err != nil {
@@ -201,7 +201,7 @@ func (a *Authenticator) access(ctx context.Context, assertion string) (plane.Pri
 	if id.Subject == "" || claims.Common != "" || claims.Email == "" {
 		return plane.Principal{}, plane.Errorf(plane.Forbidden, "A service token of Access is nobody here.").Then("Send an API token of Patchbay.")
 	}
-	return a.assertedPerson(ctx, identity{issuer: id.Issuer, subject: id.Subject, email: strings.ToLower(claims.Email)})
+	return a.assertedPerson(ctx, identity{issuer: id.Issuer, subject: id.Subject, email: plane.Address(claims.Email)})
 }
 
 // assertedPerson writes a person down the first time and now and then.

@@ -225,7 +225,7 @@ func (b *Bridge) offered(a policy.Attached, cat *plane.Catalog) []*Tool {
 	var out []*Tool
 	for i := range cat.Definitions {
 		d := &cat.Definitions[i]
-		if d.Unsupported != "" {
+		if d.Unsupported != "" || a.Prefs.Out(d.Name) != "" {
 			continue
 		}
 		al := names[d.Name]

@@ -183,7 +183,7 @@ func adminCommands(d Deps) []*Command {
 
 func tokenCommands(d Deps) []*Command {
 	return []*Command{
-		define(About{Name: "tokens.create", Summary: "Makes an API or agent token and shows it once.", Right: plane.MCPRead, Example: "tokens create ci --scopes mcp:read,runs:write"},
+		define(About{Name: "tokens.create", Summary: "Makes an API or agent token and shows it once.", Right: plane.AdminRight, Example: "tokens create ci --scopes mcp:read,runs:write"},
 			func(ctx context.Context, who plane.Principal, in *TokensCreateInput) (*TokenCreated, error) {
 				n, err := newToken(d.Policy(), who, in)
 				if err != nil {
@@ -195,7 +195,7 @@ func tokenCommands(d Deps) []*Command {
 				}
 				return &TokenCreated{TokenRow: tokenRow(k), Value: value}, nil
 			}),
-		define(About{Name: "tokens.list", Summary: "Lists tokens, without their values.", ReadOnly: true, Right: plane.MCPRead, Example: "tokens list", Alias: "ls"},
+		define(About{Name: "tokens.list", Summary: "Lists tokens, without their values.", ReadOnly: true, Right: plane.AdminRight, Example: "tokens list", Alias: "ls"},
 			func(ctx context.Context, who plane.Principal, _ *TokensListInput) (*TokensList, error) {
 				ks, err := d.Tokens.List(ctx)
 				out := &TokensList{Tokens: []TokenRow{}}
@@ -206,7 +206,7 @@ func tokenCommands(d Deps) []*Command {
 				}
 				return out, err
 			}),
-		define(About{Name: "tokens.revoke", Summary: "Ends a token at once.", Right: plane.MCPRead, Example: "tokens revoke tok_01hzzzzzzzzzzzzzzzzzzzzzzz"},
+		define(About{Name: "tokens.revoke", Summary: "Ends a token at once.", Right: plane.AdminRight, Example: "tokens revoke tok_01hzzzzzzzzzzzzzzzzzzzzzzz"},
 			func(ctx context.Context, who plane.Principal, in *TokenInput) (*TokenRow, error) {
 				ks, err := d.Tokens.List(ctx)
 				if err != nil {

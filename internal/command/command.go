@@ -107,7 +107,7 @@ type Registry struct {
 // New makes the commands.
 func New(d Deps) *Registry {
 	r := &Registry{byName: map[string]*Command{}}
-	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), adminCommands(d)) {
+	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), adminCommands(d)) {
 		r.byName[c.Name] = c
 		r.names = append(r.names, c.Name)
 	}
@@ -147,8 +147,12 @@ func define[I, O any, PO interface {
 		Output: func() Output { return PO(new(O)) },
 		Run: func(ctx context.Context, who plane.Principal, in any) (Output, error) {
 			if !who.Rights.Has(about.Right) {
-				return nil, plane.Errorf(plane.Forbidden, "The token lacks the scope %s.", strings.Join(about.Right.Names(), " ")).
-					Then("patchbay tokens create --scopes " + strings.Join(about.Right.Names(), ","))
+				e := plane.Errorf(plane.Forbidden, "The token lacks the scope %s.", strings.Join(about.Right.Names(), " ")).
+					Then("A person makes one that has it: patchbay tokens create --scopes " + strings.Join(about.Right.Names(), ","))
+				if who.Kind == plane.KindAgent {
+					e.Message, e.Next = "An agent token runs no commands; it opens its agent's MCP endpoint.", "Use an API token, pbt_…"
+				}
+				return nil, e
 			}
 			if err := normalize(in); err != nil {
 				return nil, err

@@ -24,6 +24,7 @@ type Consent interface {
 	Await(ctx context.Context, hash string) (consent.Ended, error)
 	SignIn
 	Manage
+	Edit
 }
 
 // SignIn is a sign-in whose redirect goes to the caller's own machine.

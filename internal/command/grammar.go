@@ -156,6 +156,17 @@ func (g *Grammar) Selected(k *kong.Context) (*Command, any) {
 	return c, in.Addr().Interface()
 }
 
+// Spoken turns "mcp tools set NAME" into the command of that name: a verb with
+// an argument cannot have verbs of its own in the grammar.
+func Spoken(args []string) []string {
+	for i := 0; i+3 < len(args); i++ {
+		if args[i] == "mcp" && args[i+1] == "tools" && args[i+2] == "set" {
+			return append(append(append([]string{}, args[:i+1]...), "tools-set"), args[i+3:]...)
+		}
+	}
+	return args
+}
+
 // leave is how kong's --help comes back without ending the program.
 type leave struct{}
 
@@ -177,7 +188,7 @@ func (r *Registry) Parse(args []string) (cmd *Command, in any, help string, err 
 			cmd, in, help, err = nil, nil, out.String(), nil
 		}
 	}()
-	k, perr := parser.Parse(args)
+	k, perr := parser.Parse(Spoken(args))
 	if perr != nil {
 		return nil, nil, "", plane.Errorf(plane.InvalidInput, "%s.", strings.TrimSuffix(capital(perr.Error()), ".")).Then("--help says what there is.")
 	}

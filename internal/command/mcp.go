@@ -93,6 +93,7 @@ type ToolRow struct {
 	Class       string          `json:"class"`
 	Hint        string          `json:"hint"` // read-only, may write, none
 	Unsupported string          `json:"unsupported,omitempty"`
+	LeftOut     string          `json:"left_out,omitempty"` // the rule that keeps it from being used
 	Fingerprint string          `json:"fingerprint"`
 	Arguments   []string        `json:"arguments"` // names; the required ones end in *
 	InputSchema json.RawMessage `json:"input_schema,omitempty"`
@@ -146,6 +147,8 @@ func (o *MCPTools) Text(w io.Writer, s Style) {
 		offered := t.Class
 		if t.Unsupported != "" {
 			offered = "not offered: " + t.Unsupported
+		} else if t.LeftOut != "" {
+			offered = "off: " + t.LeftOut
 		}
 		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), bridge.Visible(strings.Join(t.Arguments, " ")), offered, t.Hint, bridge.Visible(t.Description)})
 	}
@@ -303,6 +306,7 @@ func toolRows(a policy.Attached, c *plane.Catalog) []ToolRow {
 		}
 		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class),
 			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint, Arguments: argumentNames(t.InputSchema), InputSchema: t.InputSchema}
+		row.LeftOut = leftOut(a, t.Name)
 		if t.Unsupported != "" {
 			row.Alias = ""
 		}

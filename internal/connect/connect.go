@@ -36,6 +36,7 @@ type Safe interface {
 	SwapCredential(t plane.Tx, c *plane.Credential, from int64) error
 	StartRefresh(t plane.Tx, id plane.ConnectionID, rev int64) error
 	AnswerRefresh(t plane.Tx, id plane.ConnectionID, rev int64) error
+	ForgetClients(t plane.Tx, issuer string) error
 }
 
 // Owed are tokens whose revocation is owed.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -269,12 +270,12 @@ func (c *Connections) reread(ctx context.Context, x *cell, s *set) (*set, error)
 // for them too. Scopes that are granted already are not asked for again: the
 // server's refusal has another cause then.
 func (c *Connections) stepUp(ctx context.Context, conn plane.Connection, s *set, scope string) {
-	wanted := missingScopes(s.m.s.Scope, scope)
-	if wanted == "" || conn.OAuth.StepUp == wanted {
+	wanted := missingScopes(s.m.s.Scope+" "+conn.OAuth.StepUp, scope)
+	if wanted == "" || len(conn.OAuth.StepUp)+len(wanted) > maxStepUp {
 		return
 	}
 	o := conn.OAuth
-	o.StepUp = wanted
+	o.StepUp = strings.TrimSpace(o.StepUp + " " + wanted)
 	err := c.o.Store.Write(context.WithoutCancel(ctx), func(t plane.Tx) error { return c.o.Store.SetOAuthOptions(t, conn.ID, o) })
 	if err != nil {
 		c.o.Log.Error("a step-up could not be stored", "connection", conn.ID, "err", err)
@@ -282,6 +283,9 @@ func (c *Connections) stepUp(ctx context.Context, conn plane.Connection, s *set,
 	}
 	c.o.Changed()
 }
+
+// maxStepUp bounds what a server can make us remember, in bytes.
+const maxStepUp = 1024
 
 // Close ends the loan.
 func (l *Lease) Close() {}

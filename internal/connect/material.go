@@ -130,7 +130,7 @@ func prepare(auth plane.Auth, m Material, rev int64, now time.Time, older *set) 
 		}
 		if s.expires = plane.FromMicros(m.s.Expires); !s.expires.IsZero() {
 			life := s.expires.Sub(plane.FromMicros(m.s.Obtained))
-			ahead := min(refreshAhead, life/5)
+			ahead := max(0, min(refreshAhead, life/5))
 			// All tokens of one deploy would be renewed in one moment (F074).
 			s.early = s.expires.Add(-ahead/2 - rand.N(ahead/2+1))
 		}

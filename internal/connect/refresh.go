@@ -159,6 +159,10 @@ func (c *Connections) keep(ctx context.Context, x *cell, s *set, m Material, rej
 		time.Sleep(time.Duration(1<<try) * 100 * time.Millisecond)
 	}
 	if plane.KindOf(err) == plane.Conflict { // a person signed in or removed it meanwhile: theirs stands
+		orphan := plane.Credential{Connection: x.conn.ID, Blob: blob}
+		if oerr := c.o.Store.Write(ctx, func(t plane.Tx) error { return c.Owe(t, x.conn, orphan) }); oerr != nil {
+			c.o.Log.Error("a set that nobody needs any more will not be revoked", "connection", x.conn.ID, "err", oerr)
+		}
 		return c.reread(ctx, x, s)
 	}
 	if err != nil {
@@ -182,8 +186,14 @@ func (c *Connections) refused(ctx context.Context, x *cell, s *set, rec plane.Cr
 		if err := c.o.Store.Write(ctx, func(t plane.Tx) error { return c.o.Store.AnswerRefresh(t, x.conn.ID, rec.Rev) }); err != nil {
 			c.o.Log.Error("the end of a refresh could not be stored", "connection", x.conn.ID, "err", err)
 		}
-		if !e.Transient {
+		switch e.Code {
+		case "invalid_grant":
 			return c.fault(ctx, x.conn, plane.ReasonRevoked, e)
+		case "invalid_client", "unauthorized_client":
+			if err := c.o.Store.Write(ctx, func(t plane.Tx) error { return c.o.Store.ForgetClients(t, s.m.s.Server.Issuer) }); err != nil {
+				c.o.Log.Error("a registration that is refused could not be forgotten", "connection", x.conn.ID, "err", err)
+			}
+			return c.fault(ctx, x.conn, plane.ReasonUnknownUs, e)
 		}
 	}
 	wait := min(retryFirst<<min(x.fails, 10), retryLast)
@@ -192,6 +202,9 @@ func (c *Connections) refused(ctx context.Context, x *cell, s *set, rec plane.Cr
 	c.o.Log.Warn("a sign-in could not be renewed", "connection", x.conn.ID, "err", e, "cause", e.Cause, "unknown", e.Unknown, "again_in", wait)
 	out := plane.Errorf(plane.Unavailable, "%s: its sign-in could not be renewed: %s", x.conn.Slug, e.Error()).Because(e)
 	out.RetryAfter = wait
+	if !e.Transient {
+		out.Next = connectNext(x.conn) // it was refused for another reason than the grant
+	}
 	return out
 }
 

@@ -198,6 +198,13 @@ func TestAFailedRefreshWipesNothing(t *testing.T) {
 		}
 	}
 	for name, answer := range map[string]http.HandlerFunc{
+		"invalid_scope": func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(400)
+			w.Write([]byte(`{"error":"invalid_scope"}`))
+		},
+		"a JWT of the past": func(w http.ResponseWriter, _ *http.Request) {
+			w.Write([]byte(`{"access_token":"h.eyJleHAiOjF9.s","token_type":"Bearer","expires_in":-1}`))
+		},
 		"500": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) },
 		"HTML": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html")
@@ -267,7 +274,7 @@ func TestARefreshAheadWaitsForNobody(t *testing.T) {
 // nothing is risked; then the token is presented once more, and no third time.
 func TestACrashedRefresh(t *testing.T) {
 	r := newRig(t, "", 1)
-	r.write(func(tx plane.Tx) error { return r.stores[0].StartRefresh(tx, r.conn.ID, 1) })
+	r.write(func(tx plane.Tx) error { return r.stores[0].StartRefresh(tx, r.conn.ID, r.record().Rev) })
 	l, err := r.lend(0)
 	if err != nil {
 		t.Fatal(err)
@@ -302,13 +309,50 @@ func TestAWithdrawnGrant(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before := r.record()
 	r.as.Withdraw()
 	r.clock.Pass(2 * time.Hour)
 	if err := l.Fresh(t.Context()); plane.KindOf(err) != plane.Unauthenticated || r.state() != "auth_error revoked" {
 		t.Errorf("%v, %s", err, r.state())
 	}
-	if r.record().Rev != 1 {
+	if now := r.record(); now.Rev != before.Rev || string(now.Blob) != string(before.Blob) {
 		t.Error("the set was replaced")
+	}
+}
+
+// A set whose life cannot be right spoils nothing.
+func TestAnOddLifetime(t *testing.T) {
+	r := newRig(t, "", 1)
+	l, err := r.lend(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.as.Override("/token", func(w http.ResponseWriter, _ *http.Request) {
+		w.Write([]byte(`{"access_token":"h.eyJleHAiOjF9.s","token_type":"Bearer"}`))
+	})
+	r.clock.Pass(2 * time.Hour)
+	if err := l.Fresh(t.Context()); err != nil || shown(l, r.conn.Endpoint) != "Bearer h.eyJleHAiOjF9.s" || r.state() != "connected" {
+		t.Errorf("%v %s", err, r.state())
+	}
+}
+
+// A server that no longer knows our client is told apart from a withdrawn grant.
+func TestAForgottenClientAtARefresh(t *testing.T) {
+	r := newRig(t, "", 1)
+	l, err := r.lend(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.write(func(tx plane.Tx) error {
+		return r.stores[0].PutOAuthClient(tx, &plane.OAuthClient{Issuer: r.as.URL, Redirect: "x", Blob: []byte("y")})
+	})
+	r.as.Forget()
+	r.clock.Pass(2 * time.Hour)
+	if err := l.Fresh(t.Context()); plane.KindOf(err) != plane.Unauthenticated || r.state() != "auth_error unknown_us" {
+		t.Errorf("%v %s", err, r.state())
+	}
+	if _, err := r.stores[0].OAuthClient(t.Context(), r.as.URL, "x"); plane.KindOf(err) != plane.NotFound {
+		t.Errorf("the dead registration is kept: %v", err)
 	}
 }
 

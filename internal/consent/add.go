@@ -3,6 +3,7 @@ package consent
 import (
 	"context"
 	"strings"
+	"unicode"
 
 	"patchbay/internal/catalog"
 	"patchbay/internal/connect"
@@ -81,7 +82,22 @@ func (s *Service) Add(ctx context.Context, who plane.Principal, r Request) (Adde
 	return out, s.o.Reload(ctx)
 }
 
+func (s *Service) roomFor(n int, sc plane.Scope) error {
+	if n >= s.o.MaxPerScope {
+		return plane.Errorf(plane.Limited, "%s has %d connections, which is the most it may have.", sc, n).Over("connections_per_scope")
+	}
+	return nil
+}
+
+// insert stores a new connection, unless its scope has filled up meanwhile.
 func (s *Service) insert(t plane.Tx, who plane.Principal, conn *plane.Connection) error {
+	n, err := s.o.Store.CountConnections(t, conn.Scope)
+	if err == nil {
+		err = s.roomFor(n, conn.Scope)
+	}
+	if err != nil {
+		return err
+	}
 	if err := s.o.Store.SaveConnection(t, conn); err != nil {
 		return err
 	}
@@ -113,8 +129,22 @@ func (s *Service) candidate(who plane.Principal, r Request) (plane.Connection, p
 		return conn, none, plane.Errorf(plane.InvalidInput, "%q cannot be a name; use a-z, 0-9 and -, at most %d characters.", bounded(r.Name), plane.MaxSlug).At("name")
 	case r.URL == "":
 		return conn, none, plane.Errorf(plane.InvalidInput, "Name the server's URL, as in: patchbay mcp add %s https://mcp.example.com/mcp", r.Name).At("url")
-	case len(r.Label) > maxLabel || strings.ContainsFunc(r.Label, func(c rune) bool { return c < 0x20 }):
-		return conn, none, plane.Errorf(plane.InvalidInput, "The label is one line of at most %d characters.", maxLabel).At("label")
+	case len(r.URL) > maxAddress || len(r.OAuth.ClientID) > maxAddress || len(r.OAuth.TrustedIssuer) > maxAddress || len(r.OAuth.AuthServer) > maxAddress || len(r.Auth) > 200:
+		return conn, none, plane.Errorf(plane.InvalidInput, "An address, a client id and an issuer have at most %d characters.", maxAddress).At("url")
+	case len(r.Agents) > maxAgents:
+		return conn, none, plane.Errorf(plane.InvalidInput, "A connection names at most %d agents.", maxAgents).At("agents")
+	case !strings.Contains(r.URL, "://"):
+		return conn, none, plane.Errorf(plane.InvalidInput, "%q is no address of a server.", bounded(r.URL)).At("url").Then("https://" + bounded(r.URL))
+	}
+	if err := goodLabel(r.Label); err != nil {
+		return conn, none, err
+	}
+	if r.Auth != "" && !r.Secret.Empty() {
+		ok := false
+		r.Secret.Expose(func(v string) { ok = goodToken(v) })
+		if !ok {
+			return conn, none, plane.Errorf(plane.InvalidInput, "%s", BadToken.Sentence()).At("headers")
+		}
 	}
 	if r.Auth != "" {
 		var err error
@@ -133,13 +163,23 @@ func (s *Service) candidate(who plane.Principal, r Request) (plane.Connection, p
 	if err := s.o.CheckURL(conn.EgressName(), conn.Endpoint); err != nil {
 		return conn, none, err
 	}
-	if n := snap.Count(conn.Scope); n >= s.o.MaxPerScope {
-		return conn, none, plane.Errorf(plane.Limited, "%s has %d connections, which is the most it may have.", conn.Scope, n).Over("connections_per_scope")
-	}
-	return conn, g, nil
+	return conn, g, s.roomFor(snap.Count(conn.Scope), conn.Scope)
 }
 
-const maxLabel = 80
+// Bounds of what a person gives.
+const (
+	maxLabel   = 80
+	maxAddress = 2048
+	maxAgents  = 64
+)
+
+// goodLabel admits one line that shows as it is.
+func goodLabel(s string) error {
+	if len(s) > maxLabel || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return plane.Errorf(plane.InvalidInput, "The label is one printable line of at most %d characters.", maxLabel).At("label")
+	}
+	return nil
+}
 
 func bounded(s string) string {
 	if r := []rune(s); len(r) > 40 {

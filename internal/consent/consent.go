@@ -30,6 +30,7 @@ type Records interface {
 	ConnectionByID(ctx context.Context, id plane.ConnectionID) (plane.Connection, error)
 	SaveConnection(t plane.Tx, c *plane.Connection) error
 	RemoveConnection(t plane.Tx, id plane.ConnectionID) error
+	CountConnections(t plane.Tx, scope plane.Scope) (int, error)
 	SetOAuthOptions(t plane.Tx, id plane.ConnectionID, o plane.OAuthOptions) error
 }
 
@@ -46,6 +47,7 @@ type Clients interface {
 	OAuthClient(ctx context.Context, issuer, redirect string) (plane.OAuthClient, error)
 	PutOAuthClient(t plane.Tx, c *plane.OAuthClient) error
 	DropOAuthClient(t plane.Tx, issuer, redirect string) error
+	DropLoopbackClients(t plane.Tx, issuer string) error
 	Credential(ctx context.Context, id plane.ConnectionID) (plane.Credential, error)
 	DropCredential(t plane.Tx, id plane.ConnectionID) error
 }

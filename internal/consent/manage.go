@@ -65,8 +65,12 @@ func (s *Service) mine(ctx context.Context, who plane.Principal, id plane.Connec
 		return conn, d.Err()
 	}
 	if conn.Origin != plane.Added && conn.Auth != plane.AuthOAuth {
-		return conn, plane.Errorf(plane.InvalidInput, "%s is pinned in patchbay.yaml and takes its credential from there.", conn.Slug).At("name").
+		e := plane.Errorf(plane.InvalidInput, "%s is pinned in config and takes its credential from there.", conn.Slug).At("name").
 			Then("Change token_env of " + conn.Slug + " in patchbay.yaml.")
+		if conn.Auth == plane.AuthNone {
+			e.Message, e.Next = conn.Slug+" is pinned in config and asks for no sign-in.", "patchbay mcp test "+conn.Slug
+		}
+		return conn, e
 	}
 	return conn, nil
 }
@@ -133,8 +137,8 @@ func (s *Service) Logout(ctx context.Context, who plane.Principal, id plane.Conn
 	if err != nil {
 		return conn, err
 	}
-	if conn.Auth == plane.AuthNone {
-		return conn, plane.Errorf(plane.Conflict, "%s has no credential.", conn.Slug)
+	if conn.Auth == plane.AuthNone || conn.State == plane.StateAwaiting {
+		return conn, plane.Errorf(plane.Conflict, "%s has no credential to take away.", conn.Slug)
 	}
 	rec, err := s.held(ctx, conn.ID)
 	if err != nil {
@@ -266,13 +270,16 @@ func (s *Service) Rename(ctx context.Context, who plane.Principal, id plane.Conn
 }
 
 func (s *Service) renamed(who plane.Principal, conn plane.Connection, r Request) (plane.Connection, policy.Grant, error) {
-	if !plane.ValidSlug(r.Name) || len(r.Label) > maxLabel {
-		return conn, policy.Grant{}, plane.Errorf(plane.InvalidInput, "A name has a-z, 0-9 and -, at most %d characters; a label at most %d.", plane.MaxSlug, maxLabel).At("name")
+	if !plane.ValidSlug(r.Name) {
+		return conn, policy.Grant{}, plane.Errorf(plane.InvalidInput, "A name has a-z, 0-9 and -, at most %d characters.", plane.MaxSlug).At("name")
 	}
-	if err := s.o.CheckURL(conn.EgressName(), conn.Endpoint); err != nil {
-		return conn, policy.Grant{}, err // an exception of egress.allow belongs to the old name
+	if err := goodLabel(r.Label); err != nil {
+		return conn, policy.Grant{}, err
 	}
 	g, err := s.o.Policy().Candidate(who, conn)
+	if err == nil {
+		err = s.o.CheckURL(conn.EgressName(), conn.Endpoint) // an exception of egress.allow belongs to the old name
+	}
 	return conn, g, err
 }
 

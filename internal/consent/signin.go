@@ -97,7 +97,7 @@ func (s *Service) start(ctx context.Context, nonce string, who plane.Principal, 
 	}
 	next.Pending = s.o.Ring.Seal(bindTicket(k.Hash), b)
 	learned := conn.OAuth
-	learned.NoCIMD = learned.NoCIMD || learned.Tried == howDocument // it did not return
+	learned.NoCIMD = learned.NoCIMD || learned.Tried == howDocument && how != howDocument // it did not return
 	learned.Tried = how
 	moved, err := s.move(ctx, k, next, func(t plane.Tx) error { return s.o.Store.SetOAuthOptions(t, conn.ID, learned) })
 	if err != nil {
@@ -207,7 +207,7 @@ func (s *Service) identity(ctx context.Context, conn plane.Connection, srv *oaut
 		}
 		return srv.Registered(id), howRegistered, nil
 	}
-	if doc := s.document(redirect); srv.CIMD && doc != "" && !o.NoCIMD && o.Tried != howDocument {
+	if doc := s.document(redirect); srv.CIMD && doc != "" && (srv.Registration == "" || !o.NoCIMD && o.Tried != howDocument) {
 		return oauth.Identity{ID: doc, Method: oauth.MethodNone}, howDocument, nil
 	}
 	id, err := s.client(ctx, srv.Issuer, redirect)
@@ -220,7 +220,14 @@ func (s *Service) identity(ctx context.Context, conn plane.Connection, srv *oaut
 	if id, err = s.o.OAuth(conn.EgressName()).Register(ctx, srv, redirect, scopes); err != nil {
 		return id, "", err
 	}
-	return id, howDynamic, s.o.Store.Write(ctx, func(t plane.Tx) error { return s.putClient(t, srv.Issuer, redirect, id) })
+	return id, howDynamic, s.o.Store.Write(ctx, func(t plane.Tx) error {
+		if !strings.HasPrefix(redirect, s.o.PublicURL()+"/") {
+			if err := s.o.Store.DropLoopbackClients(t, srv.Issuer); err != nil {
+				return err
+			}
+		}
+		return s.putClient(t, srv.Issuer, redirect, id)
+	})
 }
 
 func (s *Service) learn(ctx context.Context, conn plane.Connection, o plane.OAuthOptions) error {
@@ -338,6 +345,9 @@ func (s *Service) Finish(ctx context.Context, who plane.Principal, cb Callback) 
 	if p != nil {
 		return Done{}, nil, p
 	}
+	if len(k.Pending) == 0 {
+		return Done{}, nil, &Problem{Refusal: Again, Detail: "This answer was presented already. If the sign-in did not end, start again from the link."}
+	}
 	var rec pending
 	b, err := s.o.Ring.Open(bindTicket(k.Hash), k.Pending)
 	if err == nil {
@@ -368,11 +378,21 @@ func (s *Service) Finish(ctx context.Context, who plane.Principal, cb Callback) 
 	if cb.Code == "" {
 		return Done{}, nil, &Problem{Refusal: OAuthFailed, Detail: "The server sent the browser back without a code. Start again from the link."}
 	}
+	// A code is presented once: whoever comes with the same answer meanwhile, a
+	// page that is loaded again or a second tab, finds nothing to present.
+	taken := k
+	taken.Pending = nil
+	if moved, err := s.move(ctx, k, taken, nil); err != nil || !moved {
+		if err == nil {
+			err = s.lost(ctx, k.Hash, who)
+		}
+		return Done{}, nil, err
+	}
 	m, err := s.redeem(ctx, conn, rec, cb.Code)
 	if err != nil {
 		return Done{}, nil, err
 	}
-	done, err = s.claim(ctx, who, k, next, m)
+	done, err = s.claim(ctx, who, taken, next, m)
 	return done, nil, err
 }
 
@@ -386,6 +406,11 @@ func (s *Service) declined(ctx context.Context, who plane.Principal, nonce strin
 		}
 		l, err := s.start(ctx, nonce, who, rec.Redirect)
 		return Done{}, &l, err
+	}
+	if rec.How == howDynamic && (cb.Error == "unauthorized_client" || cb.Error == "invalid_client") {
+		if err := s.o.Store.Write(ctx, func(t plane.Tx) error { return s.o.Store.DropOAuthClient(t, rec.Server.Issuer, rec.Redirect) }); err != nil {
+			return Done{}, nil, err
+		}
 	}
 	return Done{}, nil, &Problem{Refusal: OAuthFailed, Detail: oauthSentence(conn, oauth.Declined(cb.Error, cb.Description))}
 }

@@ -56,7 +56,7 @@ func (r Refusal) Sentence() string {
 	case Cancelled:
 		return "This link was replaced by a newer one, or its connection was removed."
 	case BadToken:
-		return "That is no token: it must be one line of at most 8,192 printable characters without spaces inside."
+		return "That is no token: it must be one line of at most 8,192 printable ASCII characters without spaces inside."
 	case Rejected:
 		return "The server rejected the token. Nothing was stored, and the link still works."
 	case NotAuthorizing:
@@ -109,14 +109,14 @@ func owns(k plane.Ticket, who plane.Principal, local bool) bool {
 	switch {
 	case who.ID == "" || who.Kind == plane.KindService || who.Kind == plane.KindAgent && !isPerson(who.ID):
 		return false
-	case who.Kind == plane.KindVisitor && !(local && k.Asker == plane.Local.ID):
+	case who.Kind == plane.KindVisitor && !(local && !isPerson(k.Asker)):
 		return false
 	case k.OpenedBy != "":
 		return k.OpenedBy == who.ID
 	case isPerson(k.Asker):
 		return k.Asker == who.ID
 	case k.Email != "":
-		return strings.EqualFold(k.Email, who.Email)
+		return who.Email != "" && plane.SameAddress(k.Email, who.Email)
 	}
 	return true
 }
@@ -164,6 +164,9 @@ func planComplete(k plane.Ticket, who plane.Principal, local bool, now time.Time
 	return k, nil
 }
 
+// renewals is how many lives a link has in all, however often it is started.
+const renewals = 3
+
 // planStart begins a sign-in; a second start of the same person replaces the
 // first. A started sign-in has its own ten minutes.
 func planStart(k plane.Ticket, who plane.Principal, local bool, now time.Time, life time.Duration) (plane.Ticket, *Problem) {
@@ -174,6 +177,9 @@ func planStart(k plane.Ticket, who plane.Principal, local bool, now time.Time, l
 		return k, &Problem{Refusal: WrongKind, Detail: "This connection signs in by " + kindWords(k.Kind) + ", not with OAuth."}
 	}
 	k.State, k.OpenedBy, k.ExpiresAt = plane.TicketAuthorizing, who.ID, now.Add(life)
+	if last := k.CreatedAt.Add(renewals * life); !k.CreatedAt.IsZero() && k.ExpiresAt.After(last) {
+		k.ExpiresAt = last // starting again and again does not keep a link alive
+	}
 	return k, nil
 }
 

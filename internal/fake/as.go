@@ -31,6 +31,7 @@ type AS struct {
 	prm      func(m map[string]any)
 	clients  map[string]asClient
 	codes    map[string]asCode
+	spent    map[string]*family // by code
 	access   map[string]*family
 	refresh  map[string]*family
 	life     int
@@ -64,7 +65,7 @@ type Asked struct {
 // wants its tokens.
 func NewAS(t testing.TB, m *MCP) *AS {
 	t.Helper()
-	a := &AS{Resource: m.Endpoint(), override: map[string]http.HandlerFunc{}, clients: map[string]asClient{}, codes: map[string]asCode{},
+	a := &AS{Resource: m.Endpoint(), override: map[string]http.HandlerFunc{}, clients: map[string]asClient{}, codes: map[string]asCode{}, spent: map[string]*family{},
 		access: map[string]*family{}, refresh: map[string]*family{}, life: 3600}
 	a.Server = httptest.NewServer(http.HandlerFunc(a.serve))
 	t.Cleanup(func() { a.CloseClientConnections(); a.Server.Close() })
@@ -317,12 +318,21 @@ func (a *AS) token(w http.ResponseWriter, r *http.Request, f url.Values) {
 	case "authorization_code":
 		code, ok := a.codes[f.Get("code")]
 		delete(a.codes, f.Get("code"))
+		if spent := a.spent[f.Get("code")]; spent != nil { // RFC 6749 §4.1.2
+			spent.revoked = true
+			for t, fam := range a.access {
+				if fam == spent {
+					delete(a.access, t)
+				}
+			}
+		}
 		sum := sha256.Sum256([]byte(f.Get("code_verifier")))
 		if !ok || code.client != id || code.redirect != f.Get("redirect_uri") || code.challenge != base64.RawURLEncoding.EncodeToString(sum[:]) {
 			bad("invalid_grant")
 			return
 		}
 		fam = &family{client: id, scope: code.scope}
+		a.spent[f.Get("code")] = fam
 	case "refresh_token":
 		fam = a.refresh[f.Get("refresh_token")]
 		if fam == nil || fam.revoked || fam.client != id {

@@ -61,13 +61,13 @@ func (p *challengeReader) peek() byte {
 }
 
 func (p *challengeReader) token() string {
-	from := p.i
-	for p.i < len(p.s) && strings.IndexByte(" \t,=\"", p.s[p.i]) < 0 {
-		p.i++
+	const signs = " \t,=\""
+	for p.i < len(p.s) && strings.IndexByte(signs, p.s[p.i]) >= 0 {
+		p.i++ // stray signs
 	}
-	if p.i == from && p.i < len(p.s) {
-		p.i++ // a stray sign: step over it
-		return p.token()
+	from := p.i
+	for p.i < len(p.s) && strings.IndexByte(signs, p.s[p.i]) < 0 {
+		p.i++
 	}
 	return p.s[from:p.i]
 }
@@ -90,7 +90,7 @@ func (p *challengeReader) value() string {
 		}
 		b.WriteByte(p.s[p.i])
 	}
-	p.i++
+	p.i = min(p.i+1, len(p.s)) // a quote that is never closed ends with the value
 	return b.String()
 }
 

@@ -71,6 +71,8 @@ func (c *Client) Discover(ctx context.Context, d Discovery) (*Server, []Attempt,
 	return srv, w.log, nil
 }
 
+const wellKnownResource = "/.well-known/oauth-protected-resource"
+
 type walk struct {
 	c    *Client
 	ctx  context.Context
@@ -146,10 +148,12 @@ func (w *walk) run() (*Server, error) {
 // resource finds the protected resource metadata, or nil when there is none at
 // all. What a challenge names is never passed over for something else (F017).
 func (w *walk) resource(endpoint *url.URL, hint Hint) (*protectedResource, error) {
+	foreign := ""
 	for _, named := range hint.Metadata {
 		u, err := url.Parse(named)
 		if err != nil || !sameOrigin(u, endpoint) {
 			w.note(text(named), "of another origin than the server")
+			foreign = named
 			continue
 		}
 		var prm protectedResource
@@ -158,14 +162,17 @@ func (w *walk) resource(endpoint *url.URL, hint Hint) (*protectedResource, error
 			return nil, err
 		}
 		if found {
-			return w.fits(&prm, named, endpoint, false)
+			return w.fits(&prm, named, endpoint, u.EscapedPath() == wellKnownResource)
 		}
+	}
+	if foreign != "" {
+		return nil, failed(nil, "The server names its metadata at another origin, %s, which is not asked.", text(foreign))
 	}
 	if len(hint.Metadata) > 0 {
 		return nil, failed(nil, "The server names its metadata at %s, which does not serve it.", text(hint.Metadata[0]))
 	}
 	path := strings.TrimSuffix(endpoint.EscapedPath(), "/")
-	base := origin(endpoint) + "/.well-known/oauth-protected-resource"
+	base := origin(endpoint) + wellKnownResource
 	candidates := []string{base + path}
 	if path != "" {
 		candidates = append(candidates, base)
@@ -295,7 +302,9 @@ func (w *walk) accept(srv *Server, md *serverMetadata, guessed bool) (*Server, e
 		}
 		u.RawQuery = ""
 		if err := w.c.Check(u.String()); err != nil {
-			return nil, failed(err, "The %s of %s is not allowed: %s", name, text(md.Issuer), plane.Public(err).Message)
+			e := failed(err, "The %s of %s is not allowed: %s", name, text(md.Issuer), plane.Public(err).Message)
+			e.Next = plane.Public(err).Next
+			return nil, e
 		}
 	}
 	if md.Grants != nil && !slices.Contains(*md.Grants, "authorization_code") {

@@ -45,9 +45,10 @@ type Error struct {
 	Code        string // error of RFC 6749 §5.2, or ""
 	Description string
 	Status      int
-	NoMetadata  bool // nothing was found that describes an authorization server
-	Transient   bool // trying again later may help, nothing was refused
-	Unknown     bool // the request may have been acted on, nobody knows
+	NoMetadata  bool   // nothing was found that describes an authorization server
+	Transient   bool   // trying again later may help, nothing was refused
+	Unknown     bool   // the request may have been acted on, nobody knows
+	Next        string // what helps, where a rule of ours refused
 	Attempts    []Attempt
 	Cause       error
 }
@@ -103,7 +104,9 @@ func (c *Client) send(ctx context.Context, req *http.Request) (answer, error) {
 	bare := *req.URL
 	bare.RawQuery = ""
 	if err := c.Check(bare.String()); err != nil {
-		return answer{}, failed(err, "%s", plane.Public(err).Message)
+		e := failed(err, "%s", plane.Public(err).Message)
+		e.Next = plane.Public(err).Next
+		return answer{}, e
 	}
 	resp, err := c.Transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {

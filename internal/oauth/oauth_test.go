@@ -148,7 +148,8 @@ var discoverCases = []discoverCase{
 	{name: "F017 an explicit pointer is never downgraded", pages: map[string]page{"/prm": {status: 500}, prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/prm"`}, err: "HTTP 500"},
 	{name: "F017 nor when it is not there", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/prm"`}, err: "does not serve it"},
 	{name: "F019 endpoints are never guessed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","token_endpoint":"%s/token","code_challenge_methods_supported":["S256"]}`)}, err: "lack authorization_endpoint"},
-	{name: "F025 a pointer to another origin", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="https://evil.example/prm"`}, err: "does not serve it"},
+	{name: "F025 a pointer to another origin", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer resource_metadata="https://evil.example/prm"`}, err: "another origin"},
+	{name: "F001 the challenge names the root form, which describes the origin", pages: map[string]page{prmRoot: ok(`{"resource":"%s","authorization_servers":["%s"]}`), asPath: metadata}, challenges: []string{`Bearer resource_metadata="%s/.well-known/oauth-protected-resource"`}},
 	{name: "F044 the challenge's scope goes first", pages: map[string]page{prmPath: prm, asPath: metadata}, challenges: []string{`Bearer scope="read write"`}, check: func(t *testing.T, _ *site, srv *Server) {
 		if got := WantedScopes(srv, nil, false); !slices.Equal(got, []string{"read", "write"}) {
 			t.Errorf("scopes %q", got)
@@ -350,6 +351,7 @@ func TestTokenAnswers(t *testing.T) {
 		{name: "an absurd life is cut", body: `{"access_token":"a","token_type":"Bearer","expires_in":99999999999}`, want: Tokens{Access: secret.New("a"), ExpiresAt: at(maxLife), Scope: "asked"}},
 		{name: "F052 no access token", body: `{"token_type":"Bearer","expires_in":60}`, err: "no access token"},
 		{name: "F053 no life, a JWT", body: `{"access_token":"` + jwt + `","token_type":"Bearer"}`, want: Tokens{Access: secret.New(jwt), ExpiresAt: at(10 * time.Minute), Scope: "asked"}},
+		{name: "F053 a JWT whose time is over says nothing", body: `{"access_token":"h.` + base64.RawURLEncoding.EncodeToString([]byte(`{"exp":1}`)) + `.s","token_type":"Bearer"}`, want: Tokens{Access: secret.New("h." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp":1}`)) + ".s"), Scope: "asked"}},
 		{name: "F056 an error with 200", body: `{"error":"bad_verification_code"}`, err: "bad_verification_code"},
 		{name: "F058 the refresh token is kept", refresh: true, body: `{"access_token":"a","token_type":"Bearer"}`, want: Tokens{Access: secret.New("a"), Refresh: secret.New("r1"), Scope: "asked"}},
 		{name: "F059 invalid_grant with 401", refresh: true, status: 401, body: `{"error":"invalid_grant"}`, err: "invalid_grant"},

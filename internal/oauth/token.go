@@ -55,8 +55,9 @@ func (c *Client) token(ctx context.Context, s *Server, id Identity, form url.Val
 	if e, ok := err.(*Error); ok && e.Code == "invalid_client" && !id.Secret.Empty() && id.Method != MethodNone {
 		other := id
 		other.Method = map[string]string{MethodBasic: MethodPost, MethodPost: MethodBasic}[id.Method]
-		if t2, err2 := c.tokenOnce(ctx, s, other, form, old, renewing); err2 == nil {
-			return t2, nil
+		t2, err2 := c.tokenOnce(ctx, s, other, form, old, renewing)
+		if e2, ok := err2.(*Error); !ok || e2.Unknown || e2.Transient {
+			return t2, err2 // it worked, or nobody knows
 		}
 	}
 	return t, err
@@ -199,6 +200,9 @@ func jwtExpiry(token string, now time.Time) time.Time {
 		return time.Time{}
 	}
 	at := time.Unix(int64(claims.Exp), 0).UTC()
+	if !at.After(now) {
+		return time.Time{} // another clock, or another meaning: the server will say
+	}
 	if limit := now.Add(maxLife); at.After(limit) {
 		return limit
 	}

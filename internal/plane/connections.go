@@ -131,6 +131,7 @@ type Connection struct {
 	CreatedBy string // id of the principal
 	CreatedAt time.Time
 	OAuth     OAuthOptions
+	Prefs     Preferences
 }
 
 // Reasons of auth_error.
@@ -142,6 +143,7 @@ const (
 	ReasonUnreadable = "unreadable"  // the sealed credential does not open
 	ReasonUncertain  = "uncertain"   // two refreshes in a row got no answer
 	ReasonNeedsAuth  = "needs_auth"  // the server was believed open and is not
+	ReasonUnknownUs  = "unknown_us"  // the authorization server no longer knows our client
 )
 
 // ReasonText is the sentence for a reason of auth_error.
@@ -159,6 +161,8 @@ func ReasonText(reason string) string {
 		return "its sealed credential does not open"
 	case ReasonUncertain:
 		return "the server did not answer two refreshes in a row"
+	case ReasonUnknownUs:
+		return "the authorization server no longer knows Patchbay"
 	case ReasonNeedsAuth:
 		return "the server now asks for a sign-in"
 	}

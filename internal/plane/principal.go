@@ -41,8 +41,25 @@ func (p Principal) Is(entry string) bool {
 	if entry == "" || p.Kind == KindService {
 		return false
 	}
-	return entry == p.ID || p.Email != "" && strings.EqualFold(entry, p.Email)
+	return entry == p.ID || p.Email != "" && SameAddress(entry, p.Email)
 }
+
+// SameAddress compares email addresses without regard to the case of ASCII
+// letters, and of no others: a look-alike must not pass for somebody.
+func SameAddress(a, b string) bool { return foldASCII(a) == foldASCII(b) }
+
+func foldASCII(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if c >= 'A' && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	return string(b)
+}
+
+// Address is an address as it is stored and compared.
+func Address(s string) string { return foldASCII(s) }
 
 // Name is how the caller is shown to people.
 func (p Principal) Name() string {

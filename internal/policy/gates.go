@@ -13,7 +13,7 @@ import (
 func (s *Snapshot) Admin(p plane.Principal) bool {
 	switch p.Kind {
 	case plane.KindLocal:
-		return true
+		return p.Rights.Has(plane.AdminRight) // its tokens may less
 	case plane.KindPerson:
 		return p.Rights.Has(plane.AdminRight) && isAny(s.admins, p)
 	case plane.KindService:
@@ -117,12 +117,13 @@ func (s *Snapshot) nameFree(p plane.Principal, c plane.Connection) error {
 		if have.Slug != c.Slug || have.ID == c.ID {
 			continue
 		}
+		same := have.Scope == c.Scope || c.Scope.Kind == plane.ScopeUser && have.Scope.Kind == plane.ScopeUser && p.Is(have.Scope.Name)
 		higher := have.Scope.Rank() < c.Scope.Rank() && s.overlaps(p, have.Scope, c)
-		if have.Scope != c.Scope && !higher {
+		if !same && !higher {
 			continue
 		}
 		e := plane.Errorf(plane.Conflict, "%s is taken: %s has a connection of that name.", c.Slug, have.Scope).At("name")
-		if have.Scope == c.Scope && have.Origin == plane.Added {
+		if same && have.Origin == plane.Added {
 			return e.Then("patchbay mcp connect " + c.Slug + " signs it in again; patchbay mcp remove " + c.Slug + " takes it away.")
 		}
 		return e.Then("Choose another name.")
@@ -159,4 +160,10 @@ func (s *Snapshot) Count(sc plane.Scope) int {
 // operator those of the agent, as an org admin all.
 func (s *Snapshot) MaySee(p plane.Principal, r plane.Run) bool {
 	return p.ID != "" && r.Principal == p.ID && p.Kind != plane.KindVisitor || s.Operator(p, r.Agent)
+}
+
+// Connection returns a connection as it is in force: with what only config holds.
+func (s *Snapshot) Connection(id plane.ConnectionID) (plane.Connection, bool) {
+	c, ok := s.byID[id]
+	return c.Connection, ok
 }

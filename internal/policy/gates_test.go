@@ -62,6 +62,8 @@ func TestGates(t *testing.T) {
 		{"a service has no scope of its own", service, plane.Scope{Kind: plane.ScopeUser, Name: "tok_s"}, false},
 		{"an admin's token without admin", with(root, plane.MCPWrite), org, false},
 		{"a person's token that says admin", with(ada, plane.AllRights), org, false},
+		{"the local admin's token without admin", with(plane.Local, plane.MCPWrite), org, false},
+		{"the local admin's token, its own", with(plane.Local, plane.MCPWrite), own(plane.Local), true},
 		{"an agent token", plane.Principal{Kind: plane.KindAgent, ID: ada.ID, Agent: "general"}, own(ada), false},
 	} {
 		d := s.MayWrite(c.who, c.sc)
@@ -124,6 +126,9 @@ func TestAddedBeforePinned(t *testing.T) {
 	got := gates(t, pinned, added).Resolve("general", ada)
 	if len(got) != 2 || got[0].ID != "a" || got[0].Why != "" || got[1].Why == "" {
 		t.Errorf("%+v", got)
+	}
+	if _, err := gates(t, pinned).Candidate(ada, plane.Connection{Slug: "x", Scope: plane.Scope{Kind: plane.ScopeUser, Name: ada.ID}, Endpoint: "https://x.example"}); plane.KindOf(err) != plane.Conflict {
+		t.Errorf("a name that is pinned for her by address: %v", err)
 	}
 	if got := gates(t, pinned).Resolve("general", ada); len(got) != 1 || got[0].Why != "" {
 		t.Errorf("without it: %+v", got)

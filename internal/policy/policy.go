@@ -152,10 +152,16 @@ func (s *Snapshot) Resolve(agent string, p plane.Principal) []Attached {
 }
 
 func shadowed(by, own plane.Scope) string {
-	if by == own {
+	if sameOwner(by, own) {
 		return "replaced by the connection of the same name that was added at run time"
 	}
 	return fmt.Sprintf("shadowed by the %s connection of the same name", by)
+}
+
+// sameOwner reports whether two scopes of one caller's view are one tier: their
+// own may be named by id and, in config, by address.
+func sameOwner(a, b plane.Scope) bool {
+	return a == b || a.Kind == plane.ScopeUser && b.Kind == plane.ScopeUser
 }
 
 // unusable says why a connection cannot be used whoever asks, or nothing.
@@ -184,7 +190,7 @@ func (s *Snapshot) Visible(p plane.Principal) []Attached {
 			continue
 		}
 		at := Attached{Connection: c.Connection}
-		if by, dup := taken[c.Slug]; dup && by.Rank() <= c.Scope.Rank() && (by == c.Scope || by.Rank() < c.Scope.Rank()) {
+		if by, dup := taken[c.Slug]; dup && (sameOwner(by, c.Scope) || by.Rank() < c.Scope.Rank()) {
 			at.ShadowedBy = by
 		} else if !dup {
 			taken[c.Slug] = c.Scope

@@ -28,18 +28,18 @@ func parseScope(s string) plane.Scope {
 	return plane.Scope{Kind: plane.ScopeKind(kind), Name: name}
 }
 
-const connectionColumns = `id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at, created_by, origin, agents, state, reason, oauth`
+const connectionColumns = `id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at, created_by, origin, agents, state, reason, oauth, prefs`
 
 func scanConnection(r *sql.Rows) (plane.Connection, error) {
 	var c plane.Connection
-	var scope, agents, oauth string
+	var scope, agents, oauth, prefs string
 	var enabled, created int64
 	if err := r.Scan(&c.ID, &scope, &c.Slug, &c.Label, &c.Endpoint, &c.Auth, &enabled, &c.Version, &c.Digest, &created, &c.CreatedBy,
-		&c.Origin, &agents, &c.State, &c.Reason, &oauth); err != nil {
+		&c.Origin, &agents, &c.State, &c.Reason, &oauth, &prefs); err != nil {
 		return c, err
 	}
 	c.Scope, c.Enabled, c.CreatedAt = parseScope(scope), enabled != 0, plane.FromMicros(created)
-	return c, errors.Join(json.Unmarshal([]byte(agents), &c.Agents), json.Unmarshal([]byte(oauth), &c.OAuth))
+	return c, errors.Join(json.Unmarshal([]byte(agents), &c.Agents), json.Unmarshal([]byte(oauth), &c.OAuth), json.Unmarshal([]byte(prefs), &c.Prefs))
 }
 
 // Connections returns all connections that were not removed.
@@ -72,13 +72,17 @@ func (s *Store) SaveConnection(t plane.Tx, c *plane.Connection) error {
 	if err != nil {
 		return err
 	}
-	res, err := own(t).exec(`INSERT INTO connections (`+connectionColumns+`, removed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+	prefs, err := json.Marshal(c.Prefs)
+	if err != nil {
+		return err
+	}
+	res, err := own(t).exec(`INSERT INTO connections (`+connectionColumns+`, removed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 		ON CONFLICT (id) DO UPDATE SET slug = excluded.slug, label = excluded.label, endpoint = excluded.endpoint, auth = excluded.auth,
 			enabled = excluded.enabled, version = excluded.version, digest = excluded.digest, agents = excluded.agents,
-			state = excluded.state, reason = excluded.reason, oauth = excluded.oauth
+			state = excluded.state, reason = excluded.reason, oauth = excluded.oauth, prefs = excluded.prefs
 		WHERE connections.version < excluded.version AND connections.removed_at = 0`,
 		c.ID, c.Scope.String(), c.Slug, c.Label, c.Endpoint, c.Auth, flag(c.Enabled), c.Version, c.Digest, plane.Micros(t.Now()), c.CreatedBy,
-		c.Origin, string(agents), c.State, c.Reason, string(oauth))
+		c.Origin, string(agents), c.State, c.Reason, string(oauth), string(prefs))
 	if IsUnique(err) {
 		return plane.Errorf(plane.Conflict, "A connection named %s is in that scope already.", c.Slug).Because(err)
 	}
@@ -116,11 +120,18 @@ func (s *Store) SetOAuthOptions(t plane.Tx, id plane.ConnectionID, o plane.OAuth
 	return s.touchConnections(t)
 }
 
+// CountConnections is how many connections a scope has that were added.
+func (s *Store) CountConnections(t plane.Tx, scope plane.Scope) (int, error) {
+	n := 0
+	err := own(t).each(func(r *sql.Rows) error { return r.Scan(&n) }, `SELECT COUNT(*) FROM connections WHERE scope = ? AND origin = 'added' AND removed_at = 0`, scope.String())
+	return n, err
+}
+
 // RemoveConnection takes a connection and what belongs to it away. Its calls
 // stay on record.
 func (s *Store) RemoveConnection(t plane.Tx, id plane.ConnectionID) error {
 	x := own(t)
-	res, err := x.exec(`UPDATE connections SET removed_at = ?, version = version + 1, enabled = 0 WHERE id = ? AND removed_at = 0`, plane.Micros(t.Now()), id)
+	res, err := x.exec(`UPDATE connections SET removed_at = ?, version = version + 1, enabled = 0, endpoint = '', label = '', agents = '[]', oauth = '{}', prefs = '{}' WHERE id = ? AND removed_at = 0`, plane.Micros(t.Now()), id)
 	if err := exactly(res, err, 1, plane.Errorf(plane.NotFound, "There is no such connection.")); err != nil {
 		return err
 	}

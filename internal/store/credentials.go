@@ -24,12 +24,14 @@ func (s *Store) Credential(ctx context.Context, id plane.ConnectionID) (plane.Cr
 }
 
 // PutCredential stores what a person just gave, whatever was there. Its rev is
-// one above the stored one's.
+// above every one that the connection ever had, also before its credential was
+// taken away: a refresh of an older one must not pass for this one's.
 func (s *Store) PutCredential(t plane.Tx, c *plane.Credential) error {
-	_, err := own(t).exec(`INSERT INTO credentials (connection, scope, rev, blob, expires_at, started_at, tries) VALUES (?, ?, 1, ?, ?, 0, 0)
-		ON CONFLICT (connection) DO UPDATE SET scope = excluded.scope, rev = credentials.rev + 1, blob = excluded.blob,
+	_, err := own(t).exec(`INSERT INTO credentials (connection, scope, rev, blob, expires_at, started_at, tries) VALUES (?, ?, ?, ?, ?, 0, 0)
+		ON CONFLICT (connection) DO UPDATE SET scope = excluded.scope,
+			rev = CASE WHEN credentials.rev < excluded.rev THEN excluded.rev ELSE credentials.rev + 1 END, blob = excluded.blob,
 			expires_at = excluded.expires_at, started_at = 0, tries = 0`,
-		c.Connection, c.Scope.String(), c.Blob, plane.Micros(c.ExpiresAt))
+		c.Connection, c.Scope.String(), plane.Micros(t.Now()), c.Blob, plane.Micros(c.ExpiresAt))
 	return err
 }
 
@@ -47,8 +49,7 @@ func (s *Store) StartRefresh(t plane.Tx, id plane.ConnectionID, rev int64) error
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The credential was replaced in the meantime."))
 }
 
-// AnswerRefresh notes that the refresh of rev was answered without a new set:
-// its token was certainly not spent.
+// AnswerRefresh notes that the refresh of rev was answered without a new set.
 func (s *Store) AnswerRefresh(t plane.Tx, id plane.ConnectionID, rev int64) error {
 	_, err := own(t).exec(`UPDATE credentials SET started_at = 0, tries = 0 WHERE connection = ? AND rev = ?`, id, rev)
 	return err
@@ -93,7 +94,9 @@ func (s *Store) AddTicket(t plane.Tx, k *plane.Ticket) error {
 }
 
 // MoveTicket is the compare-and-swap of the state machine: k replaces the stored
-// ticket only while that is as was says. It reports whether it did.
+// ticket only while that is as was says: state, owner, and the sign-in under way,
+// which its expiry names (its sealed bytes change when keys are rotated). It
+// reports whether it did.
 func (s *Store) MoveTicket(t plane.Tx, was, k *plane.Ticket) (bool, error) {
 	outcome, err := json.Marshal(k.Outcome)
 	if err != nil {
@@ -103,13 +106,10 @@ func (s *Store) MoveTicket(t plane.Tx, was, k *plane.Ticket) (bool, error) {
 	if pending == nil {
 		pending = []byte{}
 	}
-	wasPending := was.Pending
-	if wasPending == nil {
-		wasPending = []byte{}
-	}
 	res, err := own(t).exec(`UPDATE tickets SET state = ?, opened_by = ?, expires_at = ?, pending = ?, outcome = ?, back = ?
-		WHERE hash = ? AND state = ? AND opened_by = ? AND pending = ?`,
-		k.State, k.OpenedBy, plane.Micros(k.ExpiresAt), pending, string(outcome), k.Return, k.Hash, was.State, was.OpenedBy, wasPending)
+		WHERE hash = ? AND state = ? AND opened_by = ? AND expires_at = ? AND CASE WHEN LENGTH(pending) > 0 THEN 1 ELSE 0 END = ?`,
+		k.State, k.OpenedBy, plane.Micros(k.ExpiresAt), pending, string(outcome), k.Return, k.Hash, was.State, was.OpenedBy,
+		plane.Micros(was.ExpiresAt), flag(len(was.Pending) > 0))
 	if err != nil {
 		return false, err
 	}
@@ -139,6 +139,19 @@ func (s *Store) OAuthClient(ctx context.Context, issuer, redirect string) (plane
 func (s *Store) PutOAuthClient(t plane.Tx, c *plane.OAuthClient) error {
 	_, err := own(t).exec(`INSERT INTO oauth_clients (issuer, redirect, blob, made_at) VALUES (?, ?, ?, ?)
 		ON CONFLICT (issuer, redirect) DO UPDATE SET blob = excluded.blob, made_at = excluded.made_at`, c.Issuer, c.Redirect, c.Blob, plane.Micros(t.Now()))
+	return err
+}
+
+// DropLoopbackClients forgets the registrations at an issuer for redirects to a
+// caller's own machine: each has a port of its own, and none is used twice.
+func (s *Store) DropLoopbackClients(t plane.Tx, issuer string) error {
+	_, err := own(t).exec(`DELETE FROM oauth_clients WHERE issuer = ? AND redirect LIKE 'http://127.0.0.1:%'`, issuer)
+	return err
+}
+
+// ForgetClients forgets every registration at an issuer that no longer knows us.
+func (s *Store) ForgetClients(t plane.Tx, issuer string) error {
+	_, err := own(t).exec(`DELETE FROM oauth_clients WHERE issuer = ?`, issuer)
 	return err
 }
 

@@ -41,7 +41,7 @@ func (s *Store) Identify(t plane.Tx, subject, email, name string) (plane.Person,
 	return p, err
 }
 
-// Person returns a person by id, or not_found.
+// Person returns a person by id or by one of their identities, or not_found.
 func (s *Store) Person(ctx context.Context, id string) (plane.Person, error) {
 	var p plane.Person
 	err := s.one(ctx, "person", func(r *sql.Rows) error {
@@ -49,7 +49,7 @@ func (s *Store) Person(ctx context.Context, id string) (plane.Person, error) {
 		err := r.Scan(&p.ID, &p.Email, &p.Name, &seen)
 		p.SeenAt = plane.FromMicros(seen)
 		return err
-	}, `SELECT id, email, name, seen_at FROM principals WHERE id = ?`, id)
+	}, `SELECT id, email, name, seen_at FROM principals WHERE id = ? OR id = (SELECT person FROM identities WHERE subject = ?)`, id, id)
 	return p, err
 }
 

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"net/http"
 
 	"patchbay/internal/catalog"
 	"patchbay/internal/connect"
@@ -15,7 +16,7 @@ type Probed struct {
 	Listed     catalog.Listed
 	Status     int      // of the refusal, 0 when it was not refused by HTTP
 	Challenges []string // WWW-Authenticate
-	Refused    bool     // 401, or 403 with a challenge
+	Refused    bool     // 401 or 403
 }
 
 // Probe opens a session with a lease that is tried out, lists the tools and
@@ -42,7 +43,7 @@ func (p *Pool) Probe(ctx context.Context, g policy.Grant, lease *connect.Lease) 
 
 func refusal(err error) Probed {
 	e := mcp.AsError(err)
-	return Probed{Status: e.Ending.Status, Challenges: e.Challenges, Refused: e.Ending.Challenge}
+	return Probed{Status: e.Ending.Status, Challenges: e.Challenges, Refused: e.Ending.Challenge || e.Ending.Status == http.StatusForbidden}
 }
 
 // Drop ends the sessions of a connection whose endpoint, credential or

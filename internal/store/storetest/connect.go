@@ -30,10 +30,11 @@ func credentials(t *testing.T, s *store.Store, clock *Clock) {
 	put("two")
 	c, err := s.Credential(ctx, conn.ID)
 	must(t, err)
-	if c.Rev != 2 || string(c.Blob) != "two" || c.Scope != conn.Scope || !c.ExpiresAt.Equal(clock.Now()) {
+	rev := c.Rev
+	if rev < 2 || string(c.Blob) != "two" || c.Scope != conn.Scope || !c.ExpiresAt.Equal(clock.Now()) {
 		t.Fatalf("%+v", c)
 	}
-	write(t, s, func(tx plane.Tx) error { return s.StartRefresh(tx, conn.ID, 2) })
+	write(t, s, func(tx plane.Tx) error { return s.StartRefresh(tx, conn.ID, rev) })
 	if c, _ = s.Credential(ctx, conn.ID); c.Started.IsZero() || c.Tries != 1 {
 		t.Fatalf("%+v", c)
 	}
@@ -42,11 +43,17 @@ func credentials(t *testing.T, s *store.Store, clock *Clock) {
 		return s.SwapCredential(tx, &plane.Credential{Connection: conn.ID, Blob: []byte("stale")}, 1)
 	}), plane.Conflict)
 	write(t, s, func(tx plane.Tx) error {
-		return s.SwapCredential(tx, &plane.Credential{Connection: conn.ID, Blob: []byte("three")}, 2)
+		return s.SwapCredential(tx, &plane.Credential{Connection: conn.ID, Blob: []byte("three")}, rev)
 	})
-	if c, _ = s.Credential(ctx, conn.ID); c.Rev != 3 || string(c.Blob) != "three" || !c.Started.IsZero() || c.Tries != 0 {
+	if c, _ = s.Credential(ctx, conn.ID); c.Rev != rev+1 || string(c.Blob) != "three" || !c.Started.IsZero() || c.Tries != 0 {
 		t.Fatalf("%+v", c)
 	}
+	write(t, s, func(tx plane.Tx) error { return s.DropCredential(tx, conn.ID) })
+	clock.Pass(time.Second)
+	put("another account")
+	wantKind(t, s.Write(ctx, func(tx plane.Tx) error { // a refresh of the old one comes late
+		return s.SwapCredential(tx, &plane.Credential{Connection: conn.ID, Blob: []byte("the first account")}, rev+1)
+	}), plane.Conflict)
 	before, err := s.ConnectionsChanged(ctx)
 	must(t, err)
 	write(t, s, func(tx plane.Tx) error {

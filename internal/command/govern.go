@@ -1,0 +1,132 @@
+package command
+
+import (
+	"context"
+	"slices"
+
+	"patchbay/internal/consent"
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+)
+
+// Edit changes connections.
+type Edit interface {
+	Edit(ctx context.Context, who plane.Principal, id plane.ConnectionID, ch consent.Change) (plane.Connection, error)
+}
+
+// EditInput says what changes of a connection.
+type EditInput struct {
+	Name    string   `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
+	URL     string   `json:"url,omitempty" help:"Another address; the saved credential is kept."`
+	Label   string   `json:"label,omitempty" help:"What people call it."`
+	Agents  []string `json:"agents,omitempty" help:"Agents it serves; 'open' for every open agent." predictor:"agent"`
+	Version int64    `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
+}
+
+// ToolsSetInput says which tools are used.
+type ToolsSetInput struct {
+	Name    string   `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
+	Allow   []string `json:"allow,omitempty" help:"Globs of the tools that are used; * for all."`
+	Deny    []string `json:"deny,omitempty" help:"Globs of tools that are never used; none takes them away."`
+	Exclude []string `json:"exclude,omitempty" help:"Tools to leave out, by name." predictor:"tool"`
+	Include []string `json:"include,omitempty" help:"Tools to use again that were left out." predictor:"tool"`
+	All     bool     `json:"all,omitempty" help:"Use every tool again, but for what is denied."`
+	None    bool     `json:"none,omitempty" help:"Leave out every tool that is known now."`
+	Version int64    `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
+}
+
+// change is what the input asks for; known are the names of the last listing.
+func (in *ToolsSetInput) change(known []string) consent.Change {
+	return consent.Change{Version: in.Version, Prefs: func(p *plane.Preferences) {
+		if in.All {
+			p.Allow, p.Excluded = nil, nil
+		}
+		if in.None {
+			p.Excluded = append(p.Excluded, known...)
+		}
+		if len(in.Allow) > 0 {
+			p.Allow = in.Allow
+			if slices.Equal(in.Allow, []string{"*"}) {
+				p.Allow = nil
+			}
+		}
+		if len(in.Deny) > 0 {
+			p.Deny = in.Deny
+			if slices.Equal(in.Deny, []string{"none"}) {
+				p.Deny = nil
+			}
+		}
+		p.Excluded = append(p.Excluded, in.Exclude...)
+		p.Excluded = slices.DeleteFunc(p.Excluded, func(n string) bool { return slices.Contains(in.Include, n) })
+		slices.Sort(p.Excluded)
+		p.Excluded = slices.Compact(p.Excluded)
+	}}
+}
+
+// governCommands decide what of a connection is used.
+func governCommands(d Deps) []*Command {
+	edit := func(name, done string, ch func(*plane.Catalog) consent.Change) func(ctx context.Context, who plane.Principal) (*MCPChanged, error) {
+		return func(ctx context.Context, who plane.Principal) (*MCPChanged, error) {
+			return changed(ctx, d, who, name, done, func(ctx context.Context, who plane.Principal, id plane.ConnectionID) (plane.Connection, error) {
+				return d.Consent.Edit(ctx, who, id, ch(d.Catalogs.Get(id)))
+			})
+		}
+	}
+	turn := func(on bool, done string) func(ctx context.Context, who plane.Principal, in *NameInput) (*MCPChanged, error) {
+		return func(ctx context.Context, who plane.Principal, in *NameInput) (*MCPChanged, error) {
+			return edit(in.Name, done, func(*plane.Catalog) consent.Change { return consent.Change{Enabled: &on} })(ctx, who)
+		}
+	}
+	return []*Command{
+		define(About{Name: "mcp.enable", Summary: "Turns a connection on again, with its preferences.", Right: plane.MCPWrite, Example: "mcp enable linear"}, turn(true, "%s is on.")),
+		define(About{Name: "mcp.disable", Summary: "Turns a connection off; no server is asked.", Right: plane.MCPWrite, Example: "mcp disable linear"}, turn(false, "%s is off. Its credential and preferences are kept.")),
+		define(About{Name: "mcp.edit", Summary: "Changes a connection's address, label or agents.", Right: plane.MCPWrite, Example: "mcp edit linear --label Tickets"},
+			func(ctx context.Context, who plane.Principal, in *EditInput) (*MCPChanged, error) {
+				ch := consent.Change{Version: in.Version}
+				if in.URL != "" {
+					ch.Endpoint = &in.URL
+				}
+				if in.Label != "" {
+					ch.Label = &in.Label
+				}
+				if len(in.Agents) > 0 {
+					agents := in.Agents
+					if slices.Equal(agents, []string{"open"}) {
+						agents = nil
+					}
+					ch.Agents = &agents
+				}
+				if ch.Endpoint == nil && ch.Label == nil && ch.Agents == nil {
+					return nil, plane.Errorf(plane.InvalidInput, "Say what changes: --url, --label or --agents.").At("url")
+				}
+				return edit(in.Name, "%s is changed.", func(*plane.Catalog) consent.Change { return ch })(ctx, who)
+			}),
+		define(About{Name: "mcp.tools-set", Summary: "Says which tools of a connection are used; also written 'mcp tools set'.", Right: plane.MCPWrite, Example: "mcp tools-set linear --exclude delete_issue"},
+			func(ctx context.Context, who plane.Principal, in *ToolsSetInput) (*MCPChanged, error) {
+				if in.All && in.None {
+					return nil, plane.Errorf(plane.InvalidInput, "All and none at once cannot be.").At("all")
+				}
+				return edit(in.Name, "The tools of %s are set.", func(c *plane.Catalog) consent.Change { return in.change(names(c)) })(ctx, who)
+			}),
+		define(About{Name: "mcp.refresh", Summary: "Reads a server's tools again, now.", Right: plane.MCPRead, Example: "mcp refresh linear"},
+			func(ctx context.Context, who plane.Principal, in *NameInput) (*MCPTest, error) {
+				if err := d.off(); err != nil {
+					return nil, err
+				}
+				return testServer(ctx, d, who, in.Name)
+			}),
+	}
+}
+
+func names(c *plane.Catalog) []string {
+	var out []string
+	if c != nil {
+		for i := range c.Definitions {
+			out = append(out, c.Definitions[i].Name)
+		}
+	}
+	return out
+}
+
+// leftOut says which rule keeps a tool from being used.
+func leftOut(a policy.Attached, tool string) string { return a.Prefs.Out(tool) }

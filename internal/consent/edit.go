@@ -1,0 +1,100 @@
+package consent
+
+import (
+	"context"
+	"slices"
+
+	"patchbay/internal/plane"
+)
+
+// Change is what a person changes of a connection; nil leaves a part as it is.
+// Version, when it is not 0, is what they looked at: a connection that changed
+// since is not changed over.
+type Change struct {
+	Version  int64
+	Endpoint *string
+	Label    *string
+	Agents   *[]string
+	Enabled  *bool
+	Prefs    func(p *plane.Preferences)
+}
+
+// Edit changes a connection. Its id, credential, preferences and history stay,
+// but for what is changed.
+func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.ConnectionID, ch Change) (plane.Connection, error) {
+	old, err := s.o.Store.ConnectionByID(ctx, id)
+	if err != nil {
+		return old, err
+	}
+	if d := s.o.Policy().MayWrite(who, old.Scope); d != nil {
+		return old, d.Err()
+	}
+	if ch.Version != 0 && ch.Version != old.Version {
+		return old, plane.Errorf(plane.Conflict, "%s was changed since you looked: it is at version %d, not %d.", old.Slug, old.Version, ch.Version).At("version").
+			Then("patchbay mcp show " + old.Slug)
+	}
+	next, err := s.edited(who, old, ch)
+	if err != nil {
+		return old, err
+	}
+	next.Version++
+	err = s.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := s.o.Store.SaveConnection(t, &next); err != nil {
+			return err
+		}
+		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "connection.edit", What: string(id), Decision: "allow"})
+	})
+	if err != nil {
+		return old, err
+	}
+	if next.Endpoint != old.Endpoint || next.Enabled != old.Enabled {
+		s.o.Connections.Forget(id)
+		s.o.Upstream.Drop(id)
+	}
+	return next, s.o.Reload(ctx)
+}
+
+// edited is the connection with the changes, held to every rule.
+func (s *Service) edited(who plane.Principal, c plane.Connection, ch Change) (plane.Connection, error) {
+	if c.Origin != plane.Added && (ch.Endpoint != nil || ch.Label != nil || ch.Agents != nil || ch.Enabled != nil) {
+		return c, pinned(c)
+	}
+	if ch.Endpoint != nil && *ch.Endpoint != c.Endpoint {
+		if c.Auth == plane.AuthOAuth {
+			return c, plane.Errorf(plane.Conflict, "%s is signed in for %s; another address needs a sign-in of its own.", c.Slug, c.Endpoint).At("url").
+				Then("patchbay mcp add " + c.Slug + "-new " + *ch.Endpoint)
+		}
+		if c.Endpoint = *ch.Endpoint; len(c.Endpoint) > maxAddress {
+			return c, plane.Errorf(plane.InvalidInput, "An address has at most %d characters.", maxAddress).At("url")
+		}
+		if err := s.o.CheckURL(c.EgressName(), c.Endpoint); err != nil {
+			return c, err
+		}
+	}
+	if ch.Label != nil {
+		c.Label = *ch.Label
+		if err := goodLabel(c.Label); err != nil {
+			return c, err
+		}
+	}
+	if ch.Agents != nil {
+		if c.Agents = *ch.Agents; len(c.Agents) > maxAgents {
+			return c, plane.Errorf(plane.InvalidInput, "A connection names at most %d agents.", maxAgents).At("agents")
+		}
+		if _, err := s.o.Policy().Candidate(who, c); err != nil {
+			return c, err
+		}
+	}
+	if ch.Enabled != nil {
+		c.Enabled = *ch.Enabled
+	}
+	if ch.Prefs != nil {
+		p := plane.Preferences{Allow: slices.Clone(c.Prefs.Allow), Deny: slices.Clone(c.Prefs.Deny), Excluded: slices.Clone(c.Prefs.Excluded)}
+		ch.Prefs(&p)
+		if err := p.Validate(); err != nil {
+			return c, err
+		}
+		c.Prefs = p
+	}
+	return c, nil
+}
