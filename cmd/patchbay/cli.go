@@ -20,6 +20,7 @@ import (
 	"github.com/willabides/kongplete"
 
 	"patchbay/internal/app"
+	"patchbay/internal/bridge"
 	"patchbay/internal/client"
 	"patchbay/internal/command"
 	"patchbay/internal/netguard"
@@ -104,7 +105,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	kongplete.Complete(parser, kongplete.WithPredictors(predictors()), kongplete.WithExitFunc(func(n int) { panic(exited(n)) }))
 	kctx, err := parser.Parse(command.Spoken(args))
 	if err != nil {
-		fmt.Fprintf(stderr, "patchbay: %s\nNext: patchbay --help\n", err)
+		fmt.Fprintf(stderr, "patchbay: %s\nNext: %s\n", err, helpFor(args))
 		return exitUsage
 	}
 	e, err := newEnv(ctx, &c, stdin, stdout, stderr)
@@ -117,6 +118,25 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	return e.report(kctx.Run(e))
 }
 
+// helpFor names the help of what was being typed.
+func helpFor(args []string) string {
+	words := []string{"patchbay"}
+	for _, a := range args {
+		if strings.HasPrefix(a, "-") || len(words) == 3 || len(a) > 20 {
+			break
+		}
+		words = append(words, a)
+	}
+	reg := command.New(command.Deps{})
+	for len(words) > 1 {
+		if _, err := reg.Get(strings.Join(words[1:], ".")); err == nil {
+			break
+		}
+		words = words[:len(words)-1]
+	}
+	return strings.Join(words, " ") + " --help"
+}
+
 // newEnv says where the server is: at PATCHBAY_URL, else at the socket in its
 // data directory.
 func newEnv(ctx context.Context, c *cli, stdin io.Reader, stdout, stderr io.Writer) (*env, error) {
@@ -127,7 +147,7 @@ func newEnv(ctx context.Context, c *cli, stdin io.Reader, stdout, stderr io.Writ
 	}
 	base := os.Getenv("PATCHBAY_URL")
 	if base == "" || e.dataFlag {
-		e.client = client.New("http://patchbay", netguard.InfraSocket(filepath.Join(e.data, app.SocketName)))
+		e.client = client.New("http://patchbay", netguard.InfraSocket(filepath.Join(e.data, app.SocketName))).At(filepath.Join(e.data, app.SocketName))
 		return e, nil
 	}
 	u, err := url.Parse(base)
@@ -204,6 +224,9 @@ func (e *env) report(err error) int {
 		return exitUsage
 	}
 	p := plane.Public(err)
+	if !e.json {
+		p = &plane.Error{Kind: p.Kind, Message: bridge.Visible(p.Message), Next: bridge.Visible(p.Next), Cause: p.Cause}
+	}
 	if e.json {
 		writeJSON(e.err, map[string]any{"error": map[string]any{"code": p.Kind, "message": p.Message, "next": p.Next}})
 	} else {

@@ -69,9 +69,15 @@ func (e *env) secrets(in *command.MCPAddInput) error {
 		in.Address = in.URL
 	}
 	for i, h := range in.Header {
-		name, value, _ := strings.Cut(h, ":")
+		name, value, ok := strings.Cut(h, ":")
+		if !ok || strings.TrimSpace(value) == "" {
+			continue // it is refused for its form
+		}
 		if strings.TrimSpace(value) == "-" {
 			v, err := e.line("")
+			if err == nil && v == "" {
+				err = plane.Errorf(plane.InvalidInput, "Standard input holds no value for the header %s.", name).At("headers")
+			}
 			if err != nil {
 				return err
 			}

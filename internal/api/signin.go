@@ -55,6 +55,10 @@ func (a *API) startSignIn(w http.ResponseWriter, r *http.Request) {
 		a.fail(w, r, err)
 		return
 	}
+	if !a.mcp {
+		a.fail(w, r, plane.Errorf(plane.Unavailable, "MCP is off on this server."))
+		return
+	}
 	var in startRequest
 	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &in); err != nil {
 		a.fail(w, r, err)

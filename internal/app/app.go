@@ -206,7 +206,7 @@ func (a *App) surfaces() error {
 		return err
 	}
 	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
-	rest := api.New(api.Options{Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal,
+	rest := api.New(api.Options{Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)
@@ -237,7 +237,10 @@ func (a *App) describeModel(name string) string {
 	return m.Provider + " " + m.Model
 }
 
-func (a *App) info(ctx context.Context) command.Status {
+// info is how the server stands, as far as the caller may know: paths and what
+// the network lets through are the admins', calls those of who may see them.
+func (a *App) info(ctx context.Context, who plane.Principal) command.Status {
+	snap := a.policy.Load()
 	s := command.Status{Version: a.o.Version, Listen: a.cfg.Listen, Data: a.cfg.Data, Database: a.store.Kind(), Config: a.cfg.path,
 		MCP: a.cfg.MCP.On(), Opens: a.guard.Opens(), Models: []string{}}
 	if addr := a.addr.Load(); addr != nil {
@@ -246,7 +249,7 @@ func (a *App) info(ctx context.Context) command.Status {
 	for _, name := range sortedKeys(a.live.Load().models()) {
 		s.Models = append(s.Models, name+": "+a.describeModel(name))
 	}
-	for _, c := range a.policy.Load().Visible(plane.Local) {
+	for _, c := range snap.Visible(who) {
 		s.Servers++
 		if cat := a.cats.Get(c.ID); c.Enabled && cat != nil && cat.Health == plane.HealthOK && !cat.Stale(c.Version) {
 			s.Healthy++
@@ -259,12 +262,18 @@ func (a *App) info(ctx context.Context) command.Status {
 	waiting := map[plane.RunID]bool{}
 	s.Unknown = []string{}
 	for _, c := range unknown {
+		if !snap.MaySee(who, plane.Run{Principal: c.Principal, Agent: c.Agent}) {
+			continue
+		}
 		s.Unknown = append(s.Unknown, string(c.ID))
 		if r, err := a.engine.Get(ctx, c.Run); err == nil && r.State == plane.RunWaiting {
 			waiting[c.Run] = true
 		}
 	}
 	s.Waiting = len(waiting)
+	if !snap.Admin(who) {
+		s.Data, s.Config, s.Opens = "", "", nil
+	}
 	return s
 }
 

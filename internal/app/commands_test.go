@@ -112,7 +112,7 @@ func hasSensitive(cmd *command.Command) map[string]bool {
 	out := map[string]bool{}
 	typ := reflect.TypeOf(cmd.Input()).Elem()
 	for i := range typ.NumField() {
-		if _, ok := typ.Field(i).Tag.Lookup("sensitive"); ok {
+		if what, ok := typ.Field(i).Tag.Lookup("sensitive"); ok && what == "" {
 			out[typ.Field(i).Name] = true
 		}
 	}

@@ -94,6 +94,8 @@ type ConnectionConfig struct {
 	Enabled       *bool      `yaml:"enabled"`
 	ResponseBytes int        `yaml:"response_bytes"`
 	ClientID      string     `yaml:"client_id"` // an OAuth client that the server's operator made
+	ClientSecret  string     `yaml:"client_secret_env"`
+	ClientAuth    string     `yaml:"client_auth"`
 }
 
 // EgressConfig opens what policy closes.

@@ -85,8 +85,8 @@ func (c *Config) checkIdentity() error {
 	switch {
 	case o.Issuer != "" && o.ClientID == "":
 		return c.bad("identity.oidc", "identity.oidc names no client_id.")
-	case o.Issuer != "" && c.Public == "" && !c.loopback():
-		return c.bad("public_url", "Signing in needs public_url, the address that browsers use.")
+	case c.known() && c.Public == "" && !c.loopback():
+		return c.bad("public_url", "Listening on %s needs public_url, the address that callers use.", c.Listen)
 	case x.Team != "" && x.Audience == "":
 		return c.bad("identity.access", "identity.access names no audience.")
 	case x.Team != "" && !plane.ValidSlug(x.Team):

@@ -45,7 +45,8 @@ func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig)
 	}
 	conn := plane.Connection{Scope: scope, Slug: slug, Label: cc.Label, Endpoint: cc.URL, Auth: cc.Auth, TokenEnv: cc.TokenEnv,
 		Agents: cc.Agents, Enabled: cc.Enabled == nil || *cc.Enabled, MaxBytes: cc.ResponseBytes,
-		Origin: plane.Pinned, State: plane.StateConnected, CreatedBy: "config", OAuth: plane.OAuthOptions{ClientID: cc.ClientID}}
+		Origin: plane.Pinned, State: plane.StateConnected, CreatedBy: "config", SecretEnv: cc.ClientSecret,
+		OAuth: plane.OAuthOptions{ClientID: cc.ClientID, ClientAuth: cc.ClientAuth}}
 	if conn.Auth == "" {
 		conn.Auth = plane.AuthNone
 		if cc.TokenEnv != "" {
@@ -62,6 +63,10 @@ func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig)
 		return conn, c.bad("token_env", "%s: auth is %s, so token_env must name the variable that holds the credential.", name, auth)
 	case !auth.Pasted() && cc.TokenEnv != "":
 		return conn, c.bad("token_env", "%s: token_env goes with bearer, api_key and basic.", name)
+	case cc.ClientID == "" && (cc.ClientSecret != "" || cc.ClientAuth != ""):
+		return conn, c.bad("client_id", "%s: client_secret_env and client_auth go with client_id.", name)
+	case cc.ClientAuth != "" && cc.ClientAuth != "none" && cc.ClientAuth != "client_secret_basic" && cc.ClientAuth != "client_secret_post":
+		return conn, c.bad("client_auth", "%s: client_auth is none, client_secret_basic or client_secret_post.", name)
 	case auth != plane.AuthOAuth && cc.ClientID != "":
 		return conn, c.bad("client_id", "%s: client_id goes with auth: oauth.", name)
 	case cc.ResponseBytes < 0 || cc.ResponseBytes > maxResponseBytes:

@@ -26,11 +26,8 @@ func (a *App) connectAll(ctx context.Context) error {
 		return err
 	}
 	a.conns = connect.New(connect.Options{Store: a.store, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log, OAuth: a.oauth,
-		Lock: func(ctx context.Context, name string) (connect.Lock, error) { return a.store.Lock(ctx, name) },
-		Lookup: func(name string) (secret.Text, bool) {
-			v, ok := os.LookupEnv(name)
-			return secret.New(v), ok
-		},
+		Lock:   func(ctx context.Context, name string) (connect.Lock, error) { return a.store.Lock(ctx, name) },
+		Lookup: lookup,
 		Changed: func() {
 			if err := a.refreshPolicy(context.Background()); err != nil {
 				a.o.Log.Error("the policy could not be renewed", "err", err)
@@ -53,10 +50,16 @@ func (a *App) connectAll(ctx context.Context) error {
 	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
 		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer()}
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
-		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Reload: a.refreshPolicy, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log,
+		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Restamp: a.cats.Restamp, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
 		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
 	a.keys = a.newRotation()
 	return nil
+}
+
+// lookup reads a secret that config names by its variable.
+func lookup(name string) (secret.Text, bool) {
+	v, ok := os.LookupEnv(name)
+	return secret.New(v), ok
 }
 
 // oauth speaks to authorization servers through the lane of one connection, with
@@ -120,7 +123,25 @@ func (a *App) pin(ctx context.Context, cfg *Config) error {
 	if err := a.guard.Replace(cfg.Egress.Allow); err != nil {
 		return err
 	}
-	return a.refreshPolicy(ctx)
+	if err := a.refreshPolicy(ctx); err != nil {
+		return err
+	}
+	a.dropClosed()
+	return nil
+}
+
+// dropClosed ends the sessions of connections whose address the rules in force
+// no longer open.
+func (a *App) dropClosed() {
+	if a.pool == nil {
+		return
+	}
+	for _, c := range a.policy.Load().All() {
+		if err := a.guard.CheckURL(c.EgressName(), c.Endpoint); err != nil {
+			a.pool.Drop(c.ID)
+			a.o.Notice("%s is closed: %s", c.Slug, plane.Public(err).Message)
+		}
+	}
 }
 
 // refreshPolicy compiles the policy anew from what is stored now.
@@ -187,7 +208,11 @@ func (a *App) notice(ctx context.Context) {
 
 // reload reads the config file again. A bad one changes nothing.
 func (a *App) reload(ctx context.Context) (string, error) {
-	cfg, err := LoadConfig(a.cfg.path)
+	path := a.cfg.path
+	if _, err := os.Stat("patchbay.yaml"); path == "" && err == nil {
+		path = "patchbay.yaml" // written since the start
+	}
+	cfg, err := LoadConfig(path)
 	if err != nil {
 		return "", err
 	}
@@ -200,9 +225,8 @@ func (a *App) reload(ctx context.Context) (string, error) {
 	a.modelsMu.Lock()
 	a.models = map[string]lazyModel{}
 	a.modelsMu.Unlock()
-	name := a.cfg.path
-	if name == "" {
+	if path == "" {
 		return "There is no config file; the defaults stand.", nil
 	}
-	return name + " is read again: agents, teams, people, models, pinned connections and egress.allow. Everything else takes a restart.", nil
+	return path + " is read again: agents, teams, people, models, pinned connections and egress.allow. Everything else takes a restart.", nil
 }

@@ -95,7 +95,7 @@ func (r *rotation) finish(ctx context.Context) (command.KeysRotated, error) {
 			return a.store.SetMeta(t, metaRotating, v)
 		})
 	}
-	out := command.KeysRotated{Active: a.ring.KeyIDs()[0]}
+	out := command.KeysRotated{Active: a.ring.KeyIDs()[0], Own: r.own() != ""}
 	if err := mark("yes"); err != nil {
 		return out, err
 	}

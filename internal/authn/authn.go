@@ -78,6 +78,8 @@ func New(o Options) *Authenticator {
 // idle is how long an unused browser stays signed in, and seenEvery how often
 // its use is noted.
 const (
+	cookieLife = 30 * 24 * time.Hour // the server decides when it ends
+
 	idle      = 12 * time.Hour
 	seenEvery = time.Minute
 	maxSeen   = 10_000
@@ -102,6 +104,9 @@ func (a *Authenticator) nobody() error {
 		return e.Then("Sign in at " + SignInPath + ", or send an API token.")
 	case a.o.Local:
 		return e.Then("Open the link that patchbay serve printed, use the patchbay command on the machine that serves, or send an API token.")
+	}
+	if a.o.Access != nil {
+		return e.Then("Come through Cloudflare Access, or send an API token.")
 	}
 	return e.Then("Send an API token.")
 }
@@ -200,7 +205,7 @@ func (a *Authenticator) cookieName() string {
 }
 
 func (a *Authenticator) cookie(value string) *http.Cookie {
-	c := &http.Cookie{Name: a.cookieName(), Value: value, Path: "/", HttpOnly: true, Secure: a.o.Secure(), SameSite: http.SameSiteLaxMode, MaxAge: int(idle.Seconds())}
+	c := &http.Cookie{Name: a.cookieName(), Value: value, Path: "/", HttpOnly: true, Secure: a.o.Secure(), SameSite: http.SameSiteLaxMode, MaxAge: int(cookieLife.Seconds())}
 	if value == "" {
 		c.MaxAge = -1
 	}

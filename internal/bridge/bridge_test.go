@@ -181,7 +181,7 @@ func TestABadServerTakesNoOtherDown(t *testing.T) {
 	got := whys(s)
 	for _, want := range []string{"good:1:\n", "dead:0:dead: The server could not be reached.", "slow:0:slow: The server did not answer in time.", "html:0:html: The server's answer is neither JSON",
 		"half:0:half: The server's answer is not a JSON-RPC message.", "endless:0:endless: The server's answer is over the response cap.", "big:0:big: The server's answer is over the response cap.",
-		"rejects:0:rejects: The server rejected the credential.", "unset:0:unset: the variable NOT_SET", "many:256:", "circle:1:"} {
+		"rejects:0:rejects: The server asks for a sign-in.", "unset:0:unset: the variable NOT_SET", "many:256:", "circle:1:"} {
 		if !strings.Contains(got+"\n", want) {
 			t.Errorf("missing %q in\n%s", want, got)
 		}

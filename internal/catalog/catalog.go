@@ -256,6 +256,18 @@ func (c *Catalogs) fail(ctx context.Context, g policy.Grant, cause error) error 
 	return c.save(ctx, next, old, old != nil && old.Stale(conn.Version))
 }
 
+// Restamp makes a snapshot the one of a connection's next version, when what
+// changed does not touch what the server offers: preferences, a name, a label.
+func (c *Catalogs) Restamp(ctx context.Context, id plane.ConnectionID, from, to int64) error {
+	old := c.Get(id)
+	if old == nil || old.Stale(from) {
+		return nil
+	}
+	next := *old
+	next.Version = to
+	return c.save(ctx, &next, old, false)
+}
+
 // save stores a snapshot over the one it replaces. Where another replica was
 // faster, it is stored over that one: what was seen last stands.
 func (c *Catalogs) save(ctx context.Context, next, old *plane.Catalog, whole bool) error {

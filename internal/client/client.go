@@ -20,13 +20,20 @@ import (
 // Client speaks to one server.
 type Client struct {
 	base string
+	at   string // where the server is, for people
 	http *http.Client
 }
 
 // New makes a client of base, which a transport of the caller's reaches.
 func New(base string, transport http.RoundTripper) *Client {
-	return &Client{base: strings.TrimRight(base, "/"), http: &http.Client{Transport: transport,
+	return &Client{base: strings.TrimRight(base, "/"), at: base, http: &http.Client{Transport: transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+}
+
+// At names where the server is, for people, where its address does not say it.
+func (c *Client) At(where string) *Client {
+	c.at = where
+	return c
 }
 
 // Command runs a command: in is its input, out a pointer to its output.
@@ -64,7 +71,7 @@ func (c *Client) do(ctx context.Context, method, path, accept string, body []byt
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, plane.Errorf(plane.Unavailable, "No Patchbay server answers.").Then("Start one in another terminal: patchbay serve").Because(err)
+		return nil, plane.Errorf(plane.Unavailable, "No Patchbay server answers at %s.", c.at).Then("Start one in another terminal: patchbay serve").Because(err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
@@ -84,7 +91,7 @@ func problem(resp *http.Response) error {
 		RetryAfter float64    `json:"retry_after"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&p); err != nil || p.Code == "" {
-		return plane.Errorf(plane.Unavailable, "The server answered with HTTP %d and no reason.", resp.StatusCode)
+		return plane.Errorf(plane.Unavailable, "The server answered with HTTP %d and no reason; is it a Patchbay?", resp.StatusCode).Then("Check PATCHBAY_URL.")
 	}
 	return &plane.Error{Kind: p.Code, Message: p.Detail, Next: p.Next, Field: p.Field, Limit: p.Limit,
 		RetryAfter: time.Duration(p.RetryAfter * float64(time.Second))}

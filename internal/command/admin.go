@@ -97,9 +97,16 @@ func (o *TokensList) Text(w io.Writer, s Style) {
 		} else if !k.ExpiresAt.IsZero() && k.ExpiresAt.Before(s.Now) {
 			state = "expired"
 		}
-		rows = append(rows, []string{k.ID, state, k.For, strings.Join(k.Scopes, " "), s.ago(k.UsedAt), k.Label})
+		used, ends := "used "+s.ago(k.UsedAt), "ends never"
+		if k.UsedAt.IsZero() {
+			used = "never used"
+		}
+		if !k.ExpiresAt.IsZero() {
+			ends = "ends " + k.ExpiresAt.UTC().Format("2006-01-02")
+		}
+		rows = append(rows, []string{k.ID, state, k.For, strings.Join(k.Scopes, " "), used, ends, k.Label})
 	}
-	table(w, s, []string{"TOKEN", "STATE", "FOR", "SCOPES", "USED", "LABEL"}, rows)
+	table(w, s, []string{"TOKEN", "STATE", "FOR", "SCOPES", "USED", "ENDS", "LABEL"}, rows)
 }
 
 // TokenInput names a token.

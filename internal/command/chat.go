@@ -24,7 +24,11 @@ func (r *Registry) ParseChat(line string) (cmd *Command, in any, help string, er
 	v := reflect.ValueOf(in).Elem()
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		if _, secret := f.Tag.Lookup("sensitive"); secret && !v.Field(i).IsZero() {
+		what, secret := f.Tag.Lookup("sensitive")
+		if o, ok := v.Field(i).Interface().(Object); ok && what == "headers" {
+			secret = secretIn(o)
+		}
+		if secret && !v.Field(i).IsZero() {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 			return nil, nil, "", plane.Errorf(plane.InvalidInput, "A secret does not go through chat, where everybody reads it. Take it for known and replace it.").
 				At(name).Then("Leave it out: the link asks for it.")

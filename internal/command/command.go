@@ -88,7 +88,7 @@ type Deps struct {
 	Bridge   Sessions
 	Policy   func() *policy.Snapshot
 	Models   func(name string) string // describes a model for people
-	Info     func(ctx context.Context) Status
+	Info     func(ctx context.Context, who plane.Principal) Status
 	MCP      bool // the mcp commands answer at all
 	Consent  Consent
 	Tokens   Tokens

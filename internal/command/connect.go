@@ -106,7 +106,11 @@ type MCPAdded struct {
 
 // Text says what to do next.
 func (o *MCPAdded) Text(w io.Writer, s Style) {
-	if o.Detected != "" {
+	switch o.Detected {
+	case "":
+	case string(plane.AuthBearer):
+		fmt.Fprintf(w, "%[1]s asks for a credential and does not say of which kind, so a bearer token is assumed.\nIf it wants another: patchbay mcp remove %[1]s, then add it with --auth api_key:<header> or basic:<user>.\n", o.Server.Name)
+	default:
 		fmt.Fprintf(w, "%s was asked how it signs in: %s\n", o.Server.Name, o.Detected)
 	}
 	switch {
@@ -118,6 +122,8 @@ func (o *MCPAdded) Text(w io.Writer, s Style) {
 			verb = "sign in there"
 		}
 		fmt.Fprintf(w, "Open this link within %d minutes and %s. It is for you alone and works once.\n\n  %s\n", minutes(o.ExpiresAt, s.Now), verb, o.Link)
+	case o.Detected == "" && o.Server.Auth == string(plane.AuthNone):
+		fmt.Fprintf(w, "%[1]s is added; nothing was asked yet. patchbay mcp test %[1]s asks it for its tools.\n", o.Server.Name)
 	default:
 		fmt.Fprintln(w, connected(o.Server.Name, plane.TicketOutcome{Tools: o.Tools, Warning: o.Warning}))
 	}
@@ -225,8 +231,24 @@ func headerAuth(h string) (plane.Auth, string, error) {
 // MCPAddJSONInput is a server as other programs write it.
 type MCPAddJSONInput struct {
 	Name  string `arg:"" json:"name" help:"Name to call it by: a-z, 0-9 and -."`
-	JSON  Object `arg:"" name:"json" json:"json" sensitive:"" help:"The server as JSON, as in {\"type\": \"http\", \"url\": …}; the command line reads it from standard input for -."`
+	JSON  Object `arg:"" name:"json" json:"json" sensitive:"headers" help:"The server as JSON, as in {\"type\": \"http\", \"url\": …}; the command line reads it from standard input for -."`
 	Scope string `json:"scope,omitempty" help:"Whose it is: me, channel, team:<id>, agent:<slug> or org." default:"me"`
+}
+
+// secretIn reports whether a described server brings a credential along.
+func secretIn(o Object) bool {
+	var s struct {
+		Headers map[string]json.RawMessage                              `json:"headers"`
+		Servers map[string]struct{ Headers map[string]json.RawMessage } `json:"mcpServers"`
+	}
+	if json.Unmarshal(o, &s) != nil {
+		return true
+	}
+	n := len(s.Headers)
+	for _, x := range s.Servers {
+		n += len(x.Headers)
+	}
+	return n > 0
 }
 
 // addInput reads the form that Claude Code, Cursor and VS Code write.
@@ -237,7 +259,23 @@ func (in *MCPAddJSONInput) addInput() (*MCPAddInput, error) {
 		Headers map[string]string `json:"headers"`
 		Command string            `json:"command"`
 	}
-	if err := json.Unmarshal(in.JSON, &s); err != nil {
+	var whole struct {
+		Servers map[string]json.RawMessage `json:"mcpServers"`
+	}
+	raw := json.RawMessage(in.JSON)
+	if json.Unmarshal(raw, &whole) == nil && len(whole.Servers) > 0 { // a whole file was pasted
+		one, ok := whole.Servers[in.Name]
+		if !ok && len(whole.Servers) == 1 {
+			for _, v := range whole.Servers {
+				one, ok = v, true
+			}
+		}
+		if !ok {
+			return nil, plane.Errorf(plane.InvalidInput, "Several servers are described, and none is called %s.", oneLine(in.Name, 40)).At("json")
+		}
+		raw = one
+	}
+	if err := json.Unmarshal(raw, &s); err != nil {
 		return nil, plane.Errorf(plane.InvalidInput, "The server is not described by a JSON object.").At("json").Then(`{"type": "http", "url": "https://mcp.example.com/mcp"}`)
 	}
 	switch {

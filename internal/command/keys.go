@@ -42,6 +42,7 @@ type KeysRotated struct {
 	Active  string   `json:"active"`
 	Sealed  int      `json:"sealed"`            // anew, under the active key
 	Stuck   int      `json:"stuck"`             // could not be opened and stay as they are
+	Own     bool     `json:"own_file"`          // the ring is Patchbay's own file
 	Retired []string `json:"retired,omitempty"` // keys taken out of the ring
 	Unused  []string `json:"unused,omitempty"`  // keys that nothing uses any more
 }
@@ -51,6 +52,9 @@ func (o *KeysRotated) Text(w io.Writer, _ Style) {
 	fmt.Fprintf(w, "%d sealed values are under the key %s now.\n", o.Sealed, o.Active)
 	if o.Stuck > 0 {
 		fmt.Fprintf(w, "%d could not be opened with the keys of this server and stay as they are.\n", o.Stuck)
+	}
+	if o.Own {
+		fmt.Fprintln(w, "The key file in the data directory is a new one: back it up again. The old one opens nothing that is written from now on.")
 	}
 	for _, id := range o.Retired {
 		fmt.Fprintf(w, "The key %s was used by nothing any more and is taken out of the ring.\n", id)
@@ -187,7 +191,7 @@ func configCommands(d Deps) []*Command {
 		define(About{Name: "config.show", Summary: "Names the servers of each tier in sight.", ReadOnly: true, Right: plane.MCPRead, Example: "config show"},
 			func(ctx context.Context, who plane.Principal, _ *ConfigInput) (*ConfigShow, error) {
 				snap := d.Policy()
-				out := &ConfigShow{File: d.Info(ctx).Config, Admin: snap.Admin(who), Caller: who.Name(), Tiers: []ConfigTier{}}
+				out := &ConfigShow{File: d.Info(ctx, who).Config, Admin: snap.Admin(who), Caller: who.Name(), Tiers: []ConfigTier{}}
 				for _, a := range snap.Visible(who) {
 					sc := a.Scope.String()
 					if n := len(out.Tiers); n == 0 || out.Tiers[n-1].Scope != sc {

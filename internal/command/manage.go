@@ -46,7 +46,11 @@ func manageCommands(d Deps) []*Command {
 				if in.To == "" && in.Label == "" {
 					return nil, plane.Errorf(plane.InvalidInput, "Say the new name or the new label.").At("to")
 				}
-				return changed(ctx, d, who, in.Name, in.Name+" is now %s.", func(ctx context.Context, who plane.Principal, id plane.ConnectionID) (plane.Connection, error) {
+				done := in.Name + " is now %s."
+				if in.To == "" {
+					done = "%s has a new label."
+				}
+				return changed(ctx, d, who, in.Name, done, func(ctx context.Context, who plane.Principal, id plane.ConnectionID) (plane.Connection, error) {
 					return d.Consent.Rename(ctx, who, id, in.To, in.Label)
 				})
 			}),

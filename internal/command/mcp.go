@@ -52,9 +52,20 @@ func (o *MCPList) Text(w io.Writer, s Style) {
 	}
 	var rows [][]string
 	for _, r := range o.Servers {
-		rows = append(rows, []string{r.Name, tier(r.Scope), r.standing(s), fmt.Sprint(r.Tools), s.ago(r.CapturedAt), r.URL, r.Detail})
+		rows = append(rows, []string{r.Name, tier(r.Scope), r.standing(s), fmt.Sprint(r.Tools), s.ago(r.CapturedAt), r.URL, r.about()})
 	}
 	table(w, s, []string{"NAME", "SCOPE", "HEALTH", "TOOLS", "READ", "URL", "DETAIL"}, rows)
+}
+
+// about is what else there is to say: what is wrong, else the label.
+func (r *ServerRow) about() string {
+	switch {
+	case r.State == string(plane.StateAuthError):
+		return plane.ReasonText(r.Reason)
+	case r.Detail != "":
+		return r.Detail
+	}
+	return r.Label
 }
 
 func (r *ServerRow) standing(s Style) string {
@@ -114,6 +125,9 @@ type MCPShow struct {
 func (o *MCPShow) Text(w io.Writer, s Style) {
 	r := &o.Server
 	fmt.Fprintf(w, "name\t%s\nscope\t%s\nurl\t%s\nauth\t%s\nhealth\t%s\n", r.Name, tier(r.Scope), r.URL, r.Auth, r.standing(s))
+	if r.Label != "" {
+		fmt.Fprintf(w, "label\t%s\n", r.Label)
+	}
 	if r.State == string(plane.StateAuthError) {
 		fmt.Fprintf(w, "sign-in\t%s; patchbay mcp connect %s\n", plane.ReasonText(r.Reason), r.Name)
 	} else if r.State == string(plane.StateAwaiting) {

@@ -35,7 +35,11 @@ func (o *Status) Text(w io.Writer, _ Style) {
 	if config == "" {
 		config = "none, defaults"
 	}
-	fmt.Fprintf(w, "version\t%s\nlisten\t%s\ndata\t%s\ndatabase\t%s\nconfig\t%s\nmodels\t%s\n", o.Version, o.Listen, o.Data, o.Database, config, strings.Join(o.Models, ", "))
+	fmt.Fprintf(w, "version\t%s\nlisten\t%s\n", o.Version, o.Listen)
+	if o.Data != "" {
+		fmt.Fprintf(w, "data\t%s\ndatabase\t%s\nconfig\t%s\n", o.Data, o.Database, config)
+	}
+	fmt.Fprintf(w, "models\t%s\n", strings.Join(o.Models, ", "))
 	if o.MCP {
 		fmt.Fprintf(w, "servers\t%d of %d ok\n", o.Healthy, o.Servers)
 	} else {
@@ -87,8 +91,8 @@ func (o *AgentsList) Text(w io.Writer, s Style) {
 func statusCommands(d Deps) []*Command {
 	return []*Command{
 		define(About{Name: "status", Summary: "Says what this server is and how it stands.", ReadOnly: true, Right: plane.MCPRead, Example: "status"},
-			func(ctx context.Context, _ plane.Principal, _ *StatusInput) (*Status, error) {
-				s := d.Info(ctx)
+			func(ctx context.Context, who plane.Principal, _ *StatusInput) (*Status, error) {
+				s := d.Info(ctx, who)
 				return &s, nil
 			}),
 		define(About{Name: "agents.list", Summary: "Lists the agents and the servers that each may use.", ReadOnly: true, Right: plane.MCPRead, Example: "agents list", Alias: "ls"},

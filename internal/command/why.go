@@ -105,6 +105,8 @@ func whyServer(note func(check, reason, next, fine string), a policy.Attached, c
 		note("server", "", "", "it was never asked for its tools")
 	case cat.Health == plane.HealthUnavailable:
 		note("server", "the server is unavailable: "+cat.Detail, "patchbay mcp test "+a.Slug, "")
+	case cat.CapturedAt.IsZero():
+		note("server", "", "", "it never told its tools: "+cat.Detail)
 	default:
 		note("server", "", "", "it answered "+cat.CapturedAt.UTC().Format("2 Jan 15:04:05 MST"))
 	}

@@ -2,6 +2,7 @@ package consent
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"unicode"
 
@@ -209,8 +210,17 @@ func (s *Service) detect(ctx context.Context, g policy.Grant, conn plane.Connect
 }
 
 func unsure(conn plane.Connection, why string, cause error) error {
-	return plane.Errorf(plane.InvalidInput, "How %s signs in could not be found out: %s", conn.Slug, why).At("auth").
+	e := plane.Errorf(plane.InvalidInput, "How %s signs in could not be found out: %s", conn.Slug, why).At("auth").
 		Then("Say it with --auth none, bearer, api_key:<header>, basic:<user> or oauth.").Because(cause)
+	var oe *oauth.Error
+	var pe *plane.Error
+	switch { // what stands in the way goes before what can be said instead
+	case errors.As(cause, &oe) && oe.Next != "":
+		e.Next = oe.Next
+	case errors.As(cause, &pe) && pe.Kind == plane.Unavailable && pe.Next != "":
+		e.Next = pe.Next + " Or say how it signs in, with --auth."
+	}
+	return e
 }
 
 // addOpen connects a server that asks for nothing.

@@ -82,8 +82,10 @@ type Options struct {
 	OAuth       func(egressName string) *oauth.Client
 	CheckURL    func(egressName, raw string) error
 	Adopt       func(ctx context.Context, g policy.Grant, l catalog.Listed) error
+	Restamp     func(ctx context.Context, id plane.ConnectionID, from, to int64) error
 	Reload      func(ctx context.Context) error // makes the stored connections the policy's
 	Ring        *secret.Ring
+	Lookup      func(name string) (secret.Text, bool) // secrets of pinned clients, by variable
 	Clock       plane.Clock
 	Log         *slog.Logger
 
@@ -172,7 +174,7 @@ func (s *Service) Open(ctx context.Context, nonce string, who plane.Principal) (
 		}
 		next, p := planOpen(k, who, s.o.LocalOnly, s.o.Clock.Now())
 		if p != nil {
-			return Page{}, p
+			return Page{}, s.wayOn(ctx, k, p)
 		}
 		if next.State != k.State {
 			moved, err := s.move(ctx, k, next, nil)
@@ -185,6 +187,17 @@ func (s *Service) Open(ctx context.Context, nonce string, who plane.Principal) (
 		}
 		return s.page(ctx, next)
 	}
+}
+
+// wayOn adds, for those whose link it is, the command that makes another.
+func (s *Service) wayOn(ctx context.Context, k plane.Ticket, p *Problem) *Problem {
+	if p.Refusal != Expired && p.Refusal != Cancelled && p.Refusal != Used {
+		return p
+	}
+	if conn, err := s.o.Store.ConnectionByID(ctx, k.Connection); err == nil {
+		p.Next = "patchbay mcp connect " + conn.Slug + " makes another."
+	}
+	return p
 }
 
 // move writes a transition, with whatever must happen in the same transaction.
@@ -236,16 +249,23 @@ func (s *Service) Complete(ctx context.Context, nonce string, who plane.Principa
 	}
 	var next plane.Ticket
 	var p *Problem
+	if k.Kind == plane.AuthBearer { // what a manual shows is often pasted whole
+		token.Expose(func(v string) {
+			if word, rest, ok := strings.Cut(strings.TrimSpace(v), " "); ok && strings.EqualFold(word, "Bearer") {
+				token = secret.New(strings.TrimSpace(rest))
+			}
+		})
+	}
 	token.Expose(func(v string) { next, p = planComplete(k, who, s.o.LocalOnly, s.o.Clock.Now(), v) })
 	if p != nil {
 		return Done{}, p
 	}
-	return s.claim(ctx, who, k, next, connect.Pasted(token))
+	return s.claim(ctx, who, k, next, connect.Pasted(token), "")
 }
 
 // claim tries a credential at the real server, then spends the ticket and stores
 // the credential in one transaction: of two completions one wins.
-func (s *Service) claim(ctx context.Context, who plane.Principal, k, next plane.Ticket, m connect.Material) (Done, error) {
+func (s *Service) claim(ctx context.Context, who plane.Principal, k, next plane.Ticket, m connect.Material, issuer string) (Done, error) {
 	conn, err := s.o.Store.ConnectionByID(ctx, k.Connection)
 	if plane.KindOf(err) == plane.NotFound {
 		return Done{}, refuse(Cancelled)
@@ -256,12 +276,18 @@ func (s *Service) claim(ctx context.Context, who plane.Principal, k, next plane.
 	if conn.Auth != k.Kind {
 		return Done{}, refuse(Cancelled)
 	}
+	if err := s.stillMay(k, who, conn); err != nil {
+		return Done{}, err
+	}
 	listed, outcome, err := s.verify(ctx, who, conn, m)
 	if err != nil {
 		return Done{}, err
 	}
 	next.Outcome, next.Pending = outcome, nil
 	fresh := signedIn(conn)
+	if fresh.OAuth.ClientID != "" && issuer != "" {
+		fresh.OAuth.ClientIssuer = issuer
+	}
 	moved, err := s.move(ctx, k, next, func(t plane.Tx) error { return s.store(t, who, &fresh, m) })
 	if err != nil {
 		return Done{}, err
@@ -270,6 +296,14 @@ func (s *Service) claim(ctx context.Context, who plane.Principal, k, next plane.
 		return Done{}, s.lost(ctx, k.Hash, who)
 	}
 	return Done{Connection: fresh, Outcome: outcome, Return: k.Return}, s.arrived(ctx, who, fresh, listed)
+}
+
+// stillMay refuses a link whose asker has lost the right that it was made with.
+func (s *Service) stillMay(k plane.Ticket, who plane.Principal, conn plane.Connection) error {
+	if k.Asker != who.ID || s.o.Policy().MayWrite(who, conn.Scope) == nil {
+		return nil
+	}
+	return &Problem{Refusal: WrongIdentity, Detail: "You may no longer change this connection."}
 }
 
 // signedIn is a connection with a credential that a person just gave: the next

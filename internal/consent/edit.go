@@ -51,6 +51,11 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 		s.o.Connections.Forget(id)
 		s.o.Upstream.Drop(id)
 	}
+	if next.Endpoint == old.Endpoint {
+		if err := s.o.Restamp(ctx, id, old.Version, next.Version); err != nil {
+			return next, err
+		}
+	}
 	return next, s.o.Reload(ctx)
 }
 

@@ -265,6 +265,9 @@ func (s *Service) Rename(ctx context.Context, who plane.Principal, id plane.Conn
 	if err != nil {
 		return conn, err
 	}
+	if err := s.o.Restamp(ctx, conn.ID, conn.Version-1, conn.Version); err != nil {
+		return conn, err
+	}
 	s.o.Upstream.Drop(conn.ID)
 	return conn, s.o.Reload(ctx)
 }

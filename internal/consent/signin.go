@@ -71,6 +71,9 @@ func (s *Service) start(ctx context.Context, nonce string, who plane.Principal, 
 	if plane.KindOf(err) == plane.NotFound {
 		return Leaving{}, refuse(Cancelled)
 	}
+	if err == nil {
+		err = s.stillMay(k, who, conn)
+	}
 	if err != nil {
 		return Leaving{}, err
 	}
@@ -155,6 +158,9 @@ func discovery(conn plane.Connection, challenges []string) oauth.Discovery {
 func oauthSentence(conn plane.Connection, err error) string {
 	e := oauth.AsError(err)
 	out := "The sign-in at " + conn.Slug + " did not work. " + e.Error()
+	if e.Next != "" {
+		out += " " + e.Next + "."
+	}
 	if e.Description != "" {
 		out += " It says: “" + e.Description + "”."
 	}
@@ -197,8 +203,15 @@ func ClientBind(s plane.Sealed) secret.Bind {
 // whose last authorize never returned is not tried again the same way (F038).
 func (s *Service) identity(ctx context.Context, conn plane.Connection, srv *oauth.Server, redirect string, scopes []string) (oauth.Identity, string, error) {
 	o := conn.OAuth
+	if o.ClientID != "" && o.ClientIssuer != "" && o.ClientIssuer != srv.Issuer {
+		return oauth.Identity{}, "", plane.Errorf(plane.Conflict, "The server now names the authorization server %s, and the client %s was made for %s; its secret goes nowhere else.", srv.Issuer, o.ClientID, o.ClientIssuer)
+	}
 	if o.ClientID != "" {
 		id := oauth.Identity{ID: o.ClientID, Method: o.ClientAuth}
+		if c, ok := s.o.Policy().Connection(conn.ID); ok && c.SecretEnv != "" {
+			id.Secret, _ = s.o.Lookup(c.SecretEnv)
+			return srv.Registered(id), howRegistered, nil
+		}
 		c, err := s.client(ctx, registeredFor(conn.ID), "-")
 		if err == nil {
 			id.Secret = c.Secret
@@ -392,7 +405,7 @@ func (s *Service) Finish(ctx context.Context, who plane.Principal, cb Callback) 
 	if err != nil {
 		return Done{}, nil, err
 	}
-	done, err = s.claim(ctx, who, taken, next, m)
+	done, err = s.claim(ctx, who, taken, next, m, rec.Server.Issuer)
 	return done, nil, err
 }
 

@@ -73,6 +73,7 @@ func (r Refusal) Sentence() string {
 type Problem struct {
 	Refusal Refusal
 	Detail  string // a sentence for the person, or ""
+	Next    string // what to do, where it can be said
 	Cause   error
 }
 

@@ -34,7 +34,7 @@ func New(registry *command.Registry, version string, who func(*http.Request) (pl
 			return nil, err
 		}
 		def, err := json.Marshal(map[string]any{"name": cmd.Name, "description": help, "inputSchema": schema,
-			"annotations": map[string]bool{"readOnlyHint": cmd.ReadOnly, "destructiveHint": false, "openWorldHint": false}})
+			"annotations": annotations(cmd)})
 		if err != nil {
 			return nil, err
 		}
@@ -44,10 +44,23 @@ func New(registry *command.Registry, version string, who func(*http.Request) (pl
 		Instructions: "The commands of this Patchbay server."}), nil
 }
 
+// annotations claim only that a command reads, where it does; what the others
+// may change is for the protocol's own defaults to fear.
+func annotations(cmd *command.Command) map[string]bool {
+	if cmd.ReadOnly {
+		return map[string]bool{"readOnlyHint": true, "openWorldHint": false}
+	}
+	return map[string]bool{"readOnlyHint": false}
+}
+
 // refuseStrangers answers 401 before anything of a request is read.
 func refuseStrangers(who func(*http.Request) (plane.Principal, error), next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := who(r); err != nil {
+		p, err := who(r)
+		if err == nil && p.Kind == plane.KindAgent {
+			err = plane.Errorf(plane.Forbidden, "An agent token opens its agent's endpoint, not the commands.")
+		}
+		if err != nil {
 			code := http.StatusUnauthorized
 			if plane.KindOf(err) != plane.Unauthenticated {
 				code = http.StatusForbidden

@@ -112,7 +112,7 @@ func (w *watch) failure(err error) *Error {
 		}
 		var refused interface{ Refused() bool }
 		if errors.As(err, &refused) && refused.Refused() {
-			e.Ending.Detail = "The server's address is not allowed."
+			e.Ending.Detail, e.Ending.Refused = "The server's address is not allowed.", true
 		}
 	}
 	return e

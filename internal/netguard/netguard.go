@@ -76,6 +76,14 @@ func (p *Policy) Replace(rules []Rule) error {
 		out = append(out, c)
 	}
 	p.held.Store(&out)
+	// What was open under the old rules is not used again: a lane looks its
+	// transport up at every request.
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.open {
+		t.CloseIdleConnections()
+	}
+	p.open = map[string]*http.Transport{}
 	return nil
 }
 
@@ -102,8 +110,8 @@ func compile(r Rule) (rule, error) {
 		return c, nil
 	}
 	host, port, err := net.SplitHostPort(to)
-	if err != nil || host == "" || port == "" {
-		return c, fmt.Errorf("%q is neither host:port nor a CIDR", r.To)
+	if err != nil || host == "" || atoi(port) == 0 || strings.ContainsAny(host, "/?#@") {
+		return c, fmt.Errorf("%q is neither host:port nor a CIDR; leave the path out", r.To)
 	}
 	c.host, c.port = canonicalHost(host), port
 	return c, nil
@@ -149,26 +157,32 @@ func (p *Policy) CheckURL(name, raw string) error {
 	if host == "" {
 		return bad("the URL names no host.")
 	}
+	return p.judge(name, u.Scheme, host, port)
+}
+
+// judge says whether the rules in force let name reach an origin. What a name
+// resolves to is judged at the dial.
+func (p *Policy) judge(name, scheme, host, port string) error {
 	allow := func() *plane.Error {
 		to := net.JoinHostPort(host, port)
-		if u.Scheme == "http" {
+		if scheme == "http" {
 			to = "http://" + to
 		}
-		return plane.Errorf(plane.InvalidInput, "").At("url").Then(fmt.Sprintf("egress: {allow: [{to: %q, for: [%s]}]}", to, name))
+		return plane.Errorf(plane.InvalidInput, "").At("url").Then(fmt.Sprintf("An operator opens it in patchbay.yaml, then patchbay config reload: egress: {allow: [{to: %q, for: [%q]}]}", to, name))
 	}
-	if p.matchHost(name, host, port, u.Scheme == "http") {
+	if p.matchHost(name, host, port, scheme == "http") {
 		return nil
 	}
 	e := allow()
 	addr, isAddr := parseAddr(host)
 	switch {
-	case isAddr && p.matchAddr(name, netip.AddrPortFrom(addr, atoi(port)), u.Scheme == "http"):
+	case isAddr && p.matchAddr(name, netip.AddrPortFrom(addr, atoi(port)), scheme == "http"):
 		return nil
 	case isAddr && p.guard.SafeAddr(addr) != nil:
 		e.Message = fmt.Sprintf("%s: %s is not a public address.", name, host)
 	case !isAddr && internalName(host):
 		e.Message = fmt.Sprintf("%s: %s names an internal host.", name, host)
-	case u.Scheme == "http":
+	case scheme == "http":
 		e.Message = fmt.Sprintf("%s: plain http is not spoken to %s.", name, host)
 	case port != "443":
 		e.Message = fmt.Sprintf("%s: port %s is not open; servers are reached on 443.", name, port)
@@ -225,24 +239,27 @@ var ErrRefused = errors.New("netguard: the address is not allowed")
 // exceptions of name. It follows no redirect, since it is a RoundTripper, reads
 // no environment, sends nothing twice, and its errors say whether anything was
 // sent (see Failure).
-func (p *Policy) Untrusted(name string) http.RoundTripper {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *Policy) Untrusted(name string) http.RoundTripper { return lane{p, name} }
+
+// transport is the pool of a name: its own where it has exceptions.
+func (p *Policy) transport(name string) *http.Transport {
 	key := ""
 	for _, r := range p.rules() {
 		if slices.Contains(r.names, name) {
-			key = name // exceptions of its own: a pool of its own
+			key = name
 		}
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if t, ok := p.open[key]; ok {
-		return lane{t}
+		return t
 	}
 	t := tuned()
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return p.dial(ctx, key, network, addr)
 	}
 	p.open[key] = t
-	return lane{t}
+	return t
 }
 
 // schemeKey marks requests by plain http for the dialer, which sees only the

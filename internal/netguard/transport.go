@@ -83,13 +83,26 @@ func DialOnly(network, target string) func(ctx context.Context, network, addr st
 }
 
 // lane is a transport whose requests are sent at most once.
-type lane struct{ t *http.Transport }
+type lane struct {
+	p    *Policy
+	name string
+}
 
 // RoundTrip sends req once. It takes the rewind function from everything that
 // may have an effect and gives a non-nil body to a request without one: without
 // this net/http repeats a POST with an Idempotency-Key behind our back when a
 // reused connection closes after the server already acted.
 func (l lane) RoundTrip(req *http.Request) (*http.Response, error) {
+	port := req.URL.Port()
+	if port == "" {
+		port = "443"
+		if req.URL.Scheme == "http" {
+			port = "80"
+		}
+	}
+	if err := l.p.judge(l.name, req.URL.Scheme, canonicalHost(req.URL.Hostname()), port); err != nil {
+		return nil, &Failure{cause: fmt.Errorf("%w: %w", ErrRefused, err), nothing: true}
+	}
 	var wrote atomic.Bool
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{WroteHeaders: func() { wrote.Store(true) }})
 	if req.URL.Scheme == "http" {
@@ -103,7 +116,7 @@ func (l lane) RoundTrip(req *http.Request) (*http.Response, error) {
 			once.ContentLength = 0
 		}
 	}
-	resp, err := l.t.RoundTrip(once)
+	resp, err := l.p.transport(l.name).RoundTrip(once)
 	if err != nil {
 		return nil, &Failure{cause: err, nothing: nothingSent(err, wrote.Load())}
 	}

@@ -81,7 +81,7 @@ type walk struct {
 	rule string
 }
 
-func (w *walk) note(url, outcome string) { w.log = append(w.log, Attempt{url, outcome}) }
+func (w *walk) note(url, outcome string) { w.log = append(w.log, Attempt{text(url), outcome}) }
 
 // get notes every candidate that was asked.
 func (w *walk) get(raw string, into any) (found bool, err error) {
@@ -313,8 +313,30 @@ func (w *walk) accept(srv *Server, md *serverMetadata, guessed bool) (*Server, e
 	if !guessed && !w.d.SkipPKCE && !slices.Contains(md.PKCE, "S256") {
 		return nil, failed(nil, "The authorization server %s does not say that it supports PKCE with S256.", text(md.Issuer))
 	}
+	// A server that names another's sign-in page beside its own token endpoint
+	// would be handed the other's codes. One that says in its answers who it is
+	// cannot (RFC 9700 §4.4); one that an admin trusts may.
+	if at, err := url.Parse(md.Authorization); err == nil && !guessed && !md.IssParam && w.d.TrustedIssuer != md.Issuer {
+		if is, err := url.Parse(md.Issuer); err != nil || !sameOrigin(at, is) {
+			e := failed(err, "The authorization server %s sends people to sign in at another origin, %s, and does not say in its answers who it is.", text(md.Issuer), text(at.Host))
+			e.Next = "An org admin lets this one off with --issuer " + text(md.Issuer)
+			return nil, e
+		}
+	}
+	srv.Scopes, srv.Methods = bounded(srv.Scopes), bounded(srv.Methods)
 	srv.Offline = slices.Contains(md.Scopes, "offline_access") && (md.Grants == nil || slices.Contains(*md.Grants, "refresh_token"))
 	return srv, nil
+}
+
+// bounded keeps what of a server's lists can be meant.
+func bounded(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if len(out) < 64 && s != "" && len(s) <= 256 && headerSafe(s) {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }

@@ -110,7 +110,7 @@ func (c *Client) send(ctx context.Context, req *http.Request) (answer, error) {
 	}
 	resp, err := c.Transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {
-		e := failed(err, "%s did not answer.", req.URL.Host)
+		e := failed(err, "%s did not answer.", text(req.URL.Host))
 		e.Transient = true
 		var u unsent
 		e.Unknown = !errors.As(err, &u) || !u.NothingSent()
@@ -120,12 +120,12 @@ func (c *Client) send(ctx context.Context, req *http.Request) (answer, error) {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
 	a := answer{status: resp.StatusCode, body: body}
 	if err != nil {
-		e := failed(err, "The answer of %s broke off.", req.URL.Host)
+		e := failed(err, "The answer of %s broke off.", text(req.URL.Host))
 		e.Transient, e.Unknown, e.Status = true, true, resp.StatusCode
 		return a, e
 	}
 	if len(body) > maxBody {
-		return a, failed(nil, "The answer of %s is larger than %d bytes.", req.URL.Host, maxBody)
+		return a, failed(nil, "The answer of %s is larger than %d bytes.", text(req.URL.Host), maxBody)
 	}
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	trimmed := bytes.TrimSpace(body)
@@ -146,7 +146,7 @@ func (c *Client) get(ctx context.Context, raw string, into any) (miss string, er
 	case err != nil:
 		return "", err
 	case a.status >= 500 || a.status == http.StatusTooManyRequests:
-		e := failed(nil, "%s answered HTTP %d.", raw, a.status)
+		e := failed(nil, "%s answered HTTP %d.", text(raw), a.status)
 		e.Transient, e.Status = true, a.status
 		return "", e
 	case a.status != http.StatusOK:

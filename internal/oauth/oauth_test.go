@@ -170,6 +170,8 @@ var discoverCases = []discoverCase{
 		}
 	}},
 	{name: "an endpoint that is not allowed", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"https://forbidden.example/t","code_challenge_methods_supported":["S256"]}`)}, err: "token_endpoint"},
+	{name: "a mix-up: another's sign-in page beside its own token endpoint", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"https://honest.example/authorize","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"]}`)}, err: "another origin"},
+	{name: "the same, by a server whose answers say who it is", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"https://login.example/authorize","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"],"authorization_response_iss_parameter_supported":true}`)}},
 	{name: "no PKCE", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t"}`)}, err: "PKCE"},
 	{name: "no PKCE, let off by an admin", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t"}`)}, change: func(d *Discovery) { d.SkipPKCE = true }},
 	{name: "no authorization_code", pages: map[string]page{prmPath: prm, asPath: ok(`{"issuer":"%s","authorization_endpoint":"%s/a","token_endpoint":"%s/t","code_challenge_methods_supported":["S256"],"grant_types_supported":["client_credentials"]}`)}, err: "no authorization_code"},

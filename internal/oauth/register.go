@@ -127,8 +127,8 @@ func (c *Client) register(ctx context.Context, s *Server, m Metadata) (Identity,
 	if a.json {
 		json.Unmarshal(a.body, &got) // another shape leaves it empty
 	}
-	if got.ID == "" || a.status >= 300 {
-		e := failed(nil, "The authorization server %s did not register Patchbay (HTTP %d).", u.Host, a.status)
+	if got.ID == "" || a.status >= 300 || len(got.ID) > 2048 || len(got.Secret) > 8192 {
+		e := failed(nil, "The authorization server %s did not register Patchbay (HTTP %d).", text(u.Host), a.status)
 		e.Status, e.Description, e.Transient = a.status, text(got.About), a.status >= 500
 		if got.Error != "" {
 			e.Code = code(got.Error)

@@ -107,9 +107,35 @@ func (c *Client) tokenOnce(ctx context.Context, s *Server, id Identity, form url
 	if err != nil {
 		return Tokens{}, err
 	}
-	t, err := c.readTokens(req.URL.Host, a, old, renewing)
+	a.body = scrub(a.body, form, id)
+	t, err := c.readTokens(text(req.URL.Host), a, old, renewing)
 	t.Method = id.Method
 	return t, err
+}
+
+// maxTokenBytes is far above every real token.
+const maxTokenBytes = 16 << 10
+
+// scrub takes out of an answer what was sent with the request: what another side
+// says ends in a log or on a page. A set that repeats its refresh token is none
+// of that, and the token is left where it belongs.
+func scrub(body []byte, form url.Values, id Identity) []byte {
+	if !bytes.Contains(body, []byte(`"error"`)) {
+		return body
+	}
+	sent := []string{form.Get("code"), form.Get("code_verifier"), form.Get("refresh_token"), form.Get("token")}
+	id.Secret.Expose(func(s string) { sent = append(sent, s) })
+	for _, s := range sent {
+		if len(s) < 6 {
+			continue
+		}
+		j, err := json.Marshal(s)
+		if err == nil {
+			body = bytes.ReplaceAll(body, bytes.Trim(j, `"`), []byte("withheld"))
+		}
+		body = bytes.ReplaceAll(body, []byte(s), []byte("withheld"))
+	}
+	return body
 }
 
 func (c *Client) readTokens(host string, a answer, old Tokens, renewing bool) (Tokens, error) {
@@ -141,7 +167,7 @@ func (c *Client) readTokens(host string, a answer, old Tokens, renewing bool) (T
 	case a.status != http.StatusOK && a.status != http.StatusCreated:
 		e.Transient = renewing // F059: what refuses a token names an error
 		return Tokens{}, e
-	case got.Access == "" || !headerSafe(got.Access):
+	case got.Access == "" || !headerSafe(got.Access) || len(got.Access) > maxTokenBytes || len(got.Refresh) > maxTokenBytes:
 		e.Sentence, e.Transient = "The authorization server's answer holds no access token.", renewing
 		return Tokens{}, e
 	case got.Type != "" && !strings.EqualFold(got.Type, "bearer"):

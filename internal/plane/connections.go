@@ -120,6 +120,7 @@ type Connection struct {
 	Endpoint  string
 	Auth      Auth
 	TokenEnv  string   // the variable that holds a pinned credential
+	SecretEnv string   // the variable that holds a pinned OAuth client's secret
 	Agents    []string // empty: every open agent
 	Enabled   bool
 	Version   int64  // raised by people's changes; fences offers and dispatches
@@ -174,6 +175,7 @@ func ReasonText(reason string) string {
 type OAuthOptions struct {
 	ClientID      string `json:"client_id,omitempty"`      // pre-registered
 	ClientAuth    string `json:"client_auth,omitempty"`    // none, client_secret_basic, client_secret_post
+	ClientIssuer  string `json:"client_issuer,omitempty"`  // whom that client is known to
 	OmitResource  bool   `json:"omit_resource,omitempty"`  // the server refuses RFC 8707
 	TrustedIssuer string `json:"trusted_issuer,omitempty"` // an issuer that differs from where it was found
 	AuthServer    string `json:"auth_server,omitempty"`    // where nothing names one

@@ -3,6 +3,7 @@ package plane
 // Ending is how an attempt to call a tool ended, as the wire saw it. The ledger
 // judges it (design D7); nobody else draws conclusions from a status.
 type Ending struct {
+	Refused        bool   // by our own policy on addresses
 	NothingSent    bool   // refused dial, no header written, or a stream the peer says it never processed
 	Status         int    // HTTP status of the answer; 0 for none
 	Challenge      bool   // a 401, or a 403 that carries a challenge

@@ -167,3 +167,12 @@ func (s *Snapshot) Connection(id plane.ConnectionID) (plane.Connection, bool) {
 	c, ok := s.byID[id]
 	return c.Connection, ok
 }
+
+// All returns every connection, for upkeep and never for a caller.
+func (s *Snapshot) All() []plane.Connection {
+	out := make([]plane.Connection, 0, len(s.order))
+	for _, id := range s.order {
+		out = append(out, s.byID[id].Connection)
+	}
+	return out
+}

@@ -395,7 +395,11 @@ func explain(conn plane.Connection, err error) error {
 	if e.Ending.Challenge {
 		kind = plane.Unauthenticated
 	}
-	out := plane.Errorf(kind, "%s: %s", conn.Slug, e.Ending.Detail).Because(err)
+	detail := e.Ending.Detail
+	if e.Ending.Challenge && conn.Auth == plane.AuthNone {
+		detail = "The server asks for a sign-in."
+	}
+	out := plane.Errorf(kind, "%s: %s", conn.Slug, detail).Because(err)
 	out.RetryAfter = e.RetryAfter
 	out.Next = nextFor(conn, e.Ending)
 	if e.Ending.Status == http.StatusTooManyRequests {
@@ -407,6 +411,8 @@ func explain(conn plane.Connection, err error) error {
 // nextFor is the step that helps against a failure, where there is one.
 func nextFor(conn plane.Connection, e plane.Ending) string {
 	switch {
+	case e.Refused:
+		return "An operator opens the address in patchbay.yaml under egress.allow, for: [" + conn.EgressName() + "], then patchbay config reload."
 	case e.Challenge && conn.Origin == plane.Added:
 		return "patchbay mcp connect " + conn.Slug
 	case e.Challenge && conn.TokenEnv != "":

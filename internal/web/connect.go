@@ -62,7 +62,7 @@ func (p *Pages) visitor(w http.ResponseWriter, r *http.Request) plane.Principal 
 func (p *Pages) connect(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodPost {
 		w.Header().Set("Allow", "GET, POST")
-		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "This address shows a page and takes its form.", ""))
+		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "This address shows a page and takes its form.", "", ""))
 		return
 	}
 	if !p.on(w, r) {
@@ -155,7 +155,7 @@ func (p *Pages) leave(w http.ResponseWriter, r *http.Request, l consent.Leaving)
 func (p *Pages) callback(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		w.Header().Set("Allow", "GET")
-		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "A browser comes back here by itself.", ""))
+		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "A browser comes back here by itself.", "", ""))
 		return
 	}
 	if !p.on(w, r) {

@@ -37,7 +37,7 @@ func (p *Pages) signedIn(w http.ResponseWriter, r *http.Request) {
 func (p *Pages) local(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
-		p.render(w, r, http.StatusOK, buttonPage(p.site(r), "Sign in as the local admin", "This browser becomes the owner of this install, for 12 hours without use. The link works once.",
+		p.render(w, r, http.StatusOK, buttonPage(p.site(r), "Sign in as the local admin", "This browser becomes the owner of this install, until it was not used for 12 hours. The link works once.",
 			authn.LocalPath+r.PathValue("code"), "Sign in"))
 	case http.MethodPost:
 		if _, ok := p.form(w, r); !ok {
@@ -52,7 +52,7 @@ func (p *Pages) local(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "/", http.StatusSeeOther)
 	default:
 		w.Header().Set("Allow", "GET, POST")
-		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "This address shows a page and takes its form.", ""))
+		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "This address shows a page and takes its form.", "", ""))
 	}
 }
 
@@ -66,7 +66,7 @@ func (p *Pages) signOut(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	http.SetCookie(w, c)
-	p.render(w, r, http.StatusOK, problemPage(p.site(r), "Signed out", "This browser is nobody again.", ""))
+	p.render(w, r, http.StatusOK, problemPage(p.site(r), "Signed out", "This browser is nobody again.", "", ""))
 }
 
 // home says who is signed in.

@@ -132,7 +132,7 @@ func (p *Pages) problem(w http.ResponseWriter, r *http.Request, err error) {
 		if refused.Cause != nil {
 			p.o.Log.Warn("a sign-in did not work", "refusal", string(refused.Refusal), "cause", refused.Cause)
 		}
-		p.render(w, r, status, problemPage(p.site(r), titles[status], refused.Error(), ""))
+		p.render(w, r, status, problemPage(p.site(r), titles[status], refused.Error(), refused.Next, back(r, refused)))
 		return
 	}
 	e := plane.Public(err)
@@ -148,7 +148,16 @@ func (p *Pages) problem(w http.ResponseWriter, r *http.Request, err error) {
 	if title == "" {
 		title = "Something went wrong"
 	}
-	p.render(w, r, status, problemPage(p.site(r), title, e.Message, e.Next))
+	p.render(w, r, status, problemPage(p.site(r), title, e.Message, e.Next, ""))
+}
+
+// back is the link that a failed sign-in may be begun again from.
+func back(r *http.Request, p *consent.Problem) string {
+	nonce, _, ok := strings.Cut(r.URL.Query().Get("state"), ".")
+	if !ok || p.Refusal != consent.OAuthFailed && p.Refusal != consent.Again && p.Refusal != consent.Rejected {
+		return ""
+	}
+	return consent.ConnectPath + nonce
 }
 
 // sameOrigin admits a form that one of our own pages sent, and nothing that does
@@ -186,7 +195,7 @@ func (p *Pages) form(w http.ResponseWriter, r *http.Request) (url.Values, bool) 
 	}
 	if len(b) > maxForm {
 		io.CopyN(io.Discard, r.Body, maxDrain) // so that the answer is read, not a reset
-		p.render(w, r, http.StatusRequestEntityTooLarge, problemPage(p.site(r), titles[413], "No token is that long. Nothing was stored, and the link still works.", "Go back and paste the token alone."))
+		p.render(w, r, http.StatusRequestEntityTooLarge, problemPage(p.site(r), titles[413], "No token is that long. Nothing was stored, and the link still works.", "Go back and paste the token alone.", ""))
 		return nil, false
 	}
 	v, err := url.ParseQuery(string(b))
