@@ -2,14 +2,21 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
 
+	"patchbay/internal/app"
 	"patchbay/internal/command"
+	"patchbay/internal/netguard"
 )
 
 // The command line reads every command as every other surface does, and its
@@ -70,6 +77,73 @@ func TestRefusalsHaveTheirExitCodes(t *testing.T) {
 			if json.Unmarshal(errs.Bytes(), &p) != nil || p.Error.Code != "unavailable" || p.Error.Next == "" {
 				t.Errorf("%s", &errs)
 			}
+		}
+	}
+}
+
+// What the command line prints as JSON is what the server answers, and a refusal
+// has the same code and sentence.
+func TestTheCommandLineAnswersLikeTheServer(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "patchbay.yaml")
+	if err := os.WriteFile(file, []byte("listen: 127.0.0.1:0\ndata: "+dir+"/d\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := app.LoadConfig(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	a, err := app.New(ctx, app.Options{Config: cfg, Version: "test", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	<-a.Ready()
+	defer func() { cancel(); <-done; a.Close() }()
+	c := &http.Client{Transport: netguard.InfraSocket(filepath.Join(dir, "d", app.SocketName))}
+	for _, cmd := range command.New(command.Deps{}).All() {
+		if !cmd.ReadOnly && cmd.Name != "mcp.remove" && cmd.Name != "mcp.connect" && cmd.Name != "runs.cancel" {
+			continue // it would do it twice
+		}
+		words, err := command.Words(cmd.Example)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, in, _, err := command.New(command.Deps{}).Parse(words)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := json.Marshal(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := c.Post("http://x/api/commands/"+cmd.Name, "application/json", bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want any
+		err = json.NewDecoder(resp.Body).Decode(&want)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		code := Main(append([]string{"--json", "--data", filepath.Join(dir, "d")}, words...), strings.NewReader(""), &out, &errs)
+		if resp.StatusCode == http.StatusOK {
+			var got any
+			if json.Unmarshal(out.Bytes(), &got) != nil || !reflect.DeepEqual(got, want) || code != exitOK {
+				t.Errorf("%s: exit %d\n%s\nwant %v", cmd.Name, code, &out, want)
+			}
+			continue
+		}
+		var p struct {
+			Error struct{ Code, Message string }
+		}
+		problem := want.(map[string]any)
+		if json.Unmarshal(errs.Bytes(), &p) != nil || p.Error.Code != problem["code"] || p.Error.Message != problem["detail"] || code == exitOK {
+			t.Errorf("%s: exit %d %s, the server says %v", cmd.Name, code, &errs, problem)
 		}
 	}
 }

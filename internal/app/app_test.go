@@ -435,3 +435,5 @@ func readOn(t *testing.T, result string) {
 func newPlain(t *testing.T) *fake.MCP { return fake.NewMCP(t, fake.Tool("a", "")) }
 
 const hangup = syscall.SIGHUP
+
+func jsonDecode(resp *http.Response, into any) error { return json.NewDecoder(resp.Body).Decode(into) }

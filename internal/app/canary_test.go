@@ -136,11 +136,17 @@ func TestNoSecretOfAnyKindIsLeft(t *testing.T) {
 	note("call", func() any { r, err := s.callTool("oauth", "echo"); return fmt.Sprint(r, err) }())
 	as.Withdraw()
 	note("call", func() any { r, err := s.callTool("oauth", "echo"); return fmt.Sprint(r, err) }())
-	var api command.TokenCreated
-	if err := s.do("tokens.create", command.TokensCreateInput{Scopes: []string{"mcp:read"}}, &api); err != nil {
-		t.Fatal(err)
+	for _, in := range []command.TokensCreateInput{{Scopes: []string{"mcp:read"}}, {Agent: "general"}} {
+		var k command.TokenCreated
+		if err := s.do("tokens.create", in, &k); err != nil {
+			t.Fatal(err)
+		}
+		secrets = append(secrets, k.Value)
 	}
-	secrets = append(secrets, api.Value)
+	secrets = append(secrets, s.session())
+	err = s.do("mcp.add", command.MCPAddInput{Name: "key2", Address: servers["key"].Endpoint(), Header: []string{"X-Api-Key: mk-header-6Tg5Rf4Ed3W"}}, &command.MCPAdded{})
+	note("a refused header", err)
+	secrets = append(secrets, "mk-header-6Tg5Rf4Ed3W")
 	s.lists(note)
 	for _, a := range as.Asked("/token") {
 		if verifier := a.Form.Get("code_verifier"); verifier != "" {
@@ -168,6 +174,36 @@ func TestNoSecretOfAnyKindIsLeft(t *testing.T) {
 		}
 	}
 	lookFor(t, places, secrets)
+}
+
+// session signs a browser in by the printed link and returns its cookie.
+func (s *served) session() string {
+	s.t.Helper()
+	var said command.Said
+	if err := s.do("signin", command.ConfigInput{}, &said); err != nil {
+		s.t.Fatal(err)
+	}
+	v := newVisitor(s.t)
+	if code, _ := v.get(said.Text_); code != 200 {
+		s.t.Fatal(code)
+	}
+	if code, _ := v.post(said.Text_, nil); code != http.StatusSeeOther {
+		s.t.Fatal(code)
+	}
+	u, err := url.Parse(said.Text_)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, c := range v.c.Jar.Cookies(u) {
+		if c.Name == "patchbay" {
+			if code, body := v.get("http://" + s.a.Addr() + "/"); code != 200 || !strings.Contains(body, "cli:local") {
+				s.t.Errorf("signed in: %d %.300s", code, body)
+			}
+			return c.Value
+		}
+	}
+	s.t.Fatal("no session")
+	return ""
 }
 
 // lists notes what the listing commands answer, byte for byte.

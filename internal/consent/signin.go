@@ -156,6 +156,9 @@ func discovery(conn plane.Connection, challenges []string) oauth.Discovery {
 // oauthSentence tells a person why a sign-in could not be begun, and what was
 // tried.
 func oauthSentence(conn plane.Connection, err error) string {
+	if ours, ok := err.(*plane.Error); ok {
+		return ours.Message
+	}
 	e := oauth.AsError(err)
 	out := "The sign-in at " + conn.Slug + " did not work. " + e.Error()
 	if e.Next != "" {
