@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"patchbay/internal/command"
 	"patchbay/internal/connect"
@@ -116,6 +117,14 @@ func (r *rotation) finish(ctx context.Context) (command.KeysRotated, error) {
 		}
 	}
 	if r.own() != "" && len(out.Unused) > 0 {
+		// What was sealed under an old key a moment before the new one came, and
+		// written after it was looked at, is sealed anew now.
+		time.Sleep(settleTime)
+		more, _, err := r.work.Run(ctx)
+		if err != nil {
+			return out, err
+		}
+		out.Sealed += more
 		if err := r.retire(out.Unused); err != nil {
 			return out, err
 		}
@@ -123,6 +132,9 @@ func (r *rotation) finish(ctx context.Context) (command.KeysRotated, error) {
 	}
 	return out, nil
 }
+
+// settleTime is longer than a transaction that seals something takes.
+const settleTime = 500 * time.Millisecond
 
 // newKey puts a key in front of our own file, on the disk before it is used.
 func (r *rotation) newKey() error {

@@ -113,6 +113,20 @@ func TestAnAuthorizeThatNeverReturns(t *testing.T) {
 		ID        string   `json:"client_id"`
 		Redirects []string `json:"redirect_uris"`
 	}
+	local, err := http.Get("http://" + s.a.Addr() + "/api/mcp/oauth/client/local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer local.Body.Close()
+	var own struct { // any port of the caller's own machine (F037)
+		ID          string   `json:"client_id"`
+		Redirects   []string `json:"redirect_uris"`
+		Application string   `json:"application_type"`
+	}
+	if err := json.NewDecoder(local.Body).Decode(&own); err != nil || own.ID != "http://"+s.a.Addr()+"/api/mcp/oauth/client/local" || own.Application != "native" ||
+		strings.Join(own.Redirects, " ") != "http://127.0.0.1/callback http://localhost/callback" {
+		t.Errorf("%+v %v", own, err)
+	}
 	if err := json.NewDecoder(doc.Body).Decode(&md); err != nil || md.ID != "http://"+s.a.Addr()+"/api/mcp/oauth/client" || len(md.Redirects) != 1 {
 		t.Errorf("%+v %v", md, err)
 	}

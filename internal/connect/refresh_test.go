@@ -416,3 +416,41 @@ func TestRevocationsAreOwed(t *testing.T) {
 		}
 	}
 }
+
+// When many tokens end in one moment, one authorization server is asked by a few
+// at once (F074).
+func TestRefreshesAtOneServerAreBounded(t *testing.T) {
+	r := newRig(t, "", 1)
+	r.as.SlowRefresh(30 * time.Millisecond)
+	leases := []*connect.Lease{}
+	for i := range 16 {
+		access, refresh := r.as.Issue("c")
+		r.conn.ID, r.conn.Slug = plane.NewConnectionID(time.Now()), fmt.Sprintf("many%d", i)
+		m := connect.SignedIn(oauth.Tokens{Access: secret.New(access), Refresh: secret.New(refresh), ExpiresAt: r.clock.Now().Add(time.Hour), Scope: "read"},
+			oauth.Identity{ID: "c", Method: oauth.MethodNone}, &oauth.Server{Issuer: r.as.URL, Token: r.as.URL + "/token", Resource: r.as.Resource}, r.clock.Now())
+		r.write(func(tx plane.Tx) error {
+			if err := r.stores[0].SaveConnection(tx, &r.conn); err != nil {
+				return err
+			}
+			return r.replicas[0].Put(tx, r.conn, m)
+		})
+		l, err := r.lend(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leases = append(leases, l)
+	}
+	r.clock.Pass(2 * time.Hour)
+	var wg sync.WaitGroup
+	for _, l := range leases {
+		wg.Go(func() {
+			if err := l.Fresh(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := r.as.MostAtOnce(); n < 2 || n > 4 || r.refreshes() != 16 {
+		t.Errorf("%d at once, %d in all", n, r.refreshes())
+	}
+}

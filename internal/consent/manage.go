@@ -85,6 +85,9 @@ func (s *Service) StartFor(ctx context.Context, who plane.Principal, id plane.Co
 	if conn.Auth != plane.AuthOAuth {
 		return Leaving{}, plane.Errorf(plane.InvalidInput, "%s signs in by %s, not with OAuth.", conn.Slug, kindWords(conn.Auth)).At("name").Then("patchbay mcp connect " + conn.Slug)
 	}
+	if !who.HasUserScope() {
+		return Leaving{}, plane.Errorf(plane.Forbidden, "A token of nobody cannot sign in; a person opens a link.").Then("patchbay mcp connect " + conn.Slug)
+	}
 	k, link, err := s.mint(conn, who)
 	if err != nil {
 		return Leaving{}, err

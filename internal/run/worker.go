@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -135,7 +136,7 @@ func (w *worker) noteServers(ctx context.Context) error {
 	var notes []pending
 	for _, s := range w.session.Servers() {
 		if s.Why != "" {
-			notes = append(notes, pending{kind: plane.EventRunNote, data: map[string]any{"kind": "mcp_unavailable", "server": s.Slug, "reason": clipText(s.Why, 300)}})
+			notes = append(notes, pending{kind: plane.EventRunNote, data: map[string]any{"kind": "mcp_unavailable", "server": s.Slug, "reason": clipText(strings.TrimPrefix(s.Why, s.Slug+": "), 300)}})
 		}
 	}
 	if len(notes) == 0 {

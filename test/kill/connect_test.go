@@ -3,8 +3,10 @@
 package kill
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +23,7 @@ import (
 	"patchbay/internal/command"
 	"patchbay/internal/connect"
 	"patchbay/internal/fake"
+	"patchbay/internal/mcp"
 	"patchbay/internal/netguard"
 	"patchbay/internal/oauth"
 	"patchbay/internal/plane"
@@ -316,5 +319,44 @@ func TestAStoppedHolderKeepsTheLock(t *testing.T) {
 	}
 	if as.Revoked() || as.MostAtOnce() != 1 || len(as.Asked("/token")) != 1 {
 		t.Errorf("revoked %v, %d at once, presented %d times", as.Revoked(), as.MostAtOnce(), len(as.Asked("/token")))
+	}
+}
+
+// The dump of a crashed process holds no credential that it was using.
+func TestACrashDumpHoldsNoSecret(t *testing.T) {
+	const key = "mk-crash-8Jh3Kd5Lq2Wz"
+	f := fake.NewMCP(t, fake.Tool("look", ""))
+	under, goOn := make(chan struct{}), make(chan struct{})
+	f.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		close(under)
+		<-goOn
+		return fake.Text("late"), nil
+	})
+	f.RequireToken(key)
+	dir := t.TempDir()
+	r := &rig{t: t, bin: build(t), file: filepath.Join(dir, "patchbay.yaml"), data: filepath.Join(dir, "d")}
+	if err := os.WriteFile(r.file, []byte(fmt.Sprintf("listen: 127.0.0.1:%d\ndata: %s\negress: {allow: [{to: %q, for: [up]}]}\n", peers.FreePort(t), r.data, f.URL)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var dump bytes.Buffer
+	r.stderr = &dump
+	cmd := r.serve()
+	add := exec.Command(r.bin, "--data", r.data, "mcp", "add", "up", f.Endpoint(), "--header", "Authorization: -")
+	add.Stdin = strings.NewReader("Bearer " + key + "\n")
+	if out, err := add.CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	go exec.Command(r.bin, "--data", r.data, "mcp", "call", "up", "look").Run()
+	<-under // the call is on its way, the credential in use
+	cmd.Process.Signal(syscall.SIGQUIT)
+	cmd.Wait()
+	close(goOn)
+	if !strings.Contains(dump.String(), "goroutine ") {
+		t.Fatalf("no dump:\n%s", &dump)
+	}
+	for _, form := range []string{key, "8Jh3Kd5Lq2Wz"} {
+		if strings.Contains(dump.String(), form) {
+			t.Errorf("the dump holds %s", form)
+		}
 	}
 }

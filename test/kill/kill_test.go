@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -48,11 +49,12 @@ type rig struct {
 	bin, file string
 	data      string
 	env       []string
+	stderr    io.Writer
 }
 
 func (r *rig) serve() *exec.Cmd {
 	cmd := exec.Command(r.bin, "serve", "-c", r.file)
-	cmd.Env = append(os.Environ(), r.env...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), r.env...), r.stderr
 	if err := cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}
