@@ -183,14 +183,14 @@ func (s *Session) unchanged(o *offer) bool {
 
 // makeOffer turns what is attached into tools.
 func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, failed map[plane.ConnectionID]error) *offer {
-	o := &offer{policy: snap, byAlias: map[string]*Tool{}}
+	o := &offer{policy: snap, byAlias: map[string]*Tool{}, servers: make([]Server, 0, len(attached))}
 	for _, a := range attached {
 		srv := Server{Slug: a.Slug, Scope: a.Scope, ID: a.ID, Why: a.Why}
-		cat := b.Catalogs.Get(a.ID)
-		if cat != nil {
-			o.catalogs = append(o.catalogs, cat)
-		}
+		var cat *plane.Catalog
 		if srv.Why == "" {
+			if cat = b.Catalogs.Get(a.ID); cat != nil {
+				o.catalogs = append(o.catalogs, cat)
+			}
 			if err := failed[a.ID]; err != nil {
 				srv.Why = plane.Public(err).Message
 			} else if cat == nil || cat.Stale(a.Version) {

@@ -148,7 +148,7 @@ func connected(name string, o plane.TicketOutcome) string {
 // added draws what consent did.
 func added(d Deps, who plane.Principal, a consent.Added) *MCPAdded {
 	out := &MCPAdded{Detected: string(a.Detected), Tools: a.Outcome.Tools, Warning: a.Outcome.Warning}
-	out.Server = serverRow(policy.Attached{Connection: a.Connection}, d.Catalogs.Get(a.Connection.ID))
+	out.Server = serverRow(policy.Attached{Connection: &a.Connection}, d.Catalogs.Get(a.Connection.ID))
 	if a.Link != nil {
 		out.Link, out.ExpiresAt, out.hash = a.Link.URL, a.Link.ExpiresAt, a.Link.Hash
 	}

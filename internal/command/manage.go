@@ -71,5 +71,5 @@ func changed(ctx context.Context, d Deps, who plane.Principal, name, done string
 	if err != nil {
 		return nil, err
 	}
-	return &MCPChanged{Server: serverRow(policy.Attached{Connection: conn}, d.Catalogs.Get(conn.ID)), Done: fmt.Sprintf(done, conn.Slug)}, nil
+	return &MCPChanged{Server: serverRow(policy.Attached{Connection: &conn}, d.Catalogs.Get(conn.ID)), Done: fmt.Sprintf(done, conn.Slug)}, nil
 }

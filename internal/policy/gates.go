@@ -105,15 +105,14 @@ func (s *Snapshot) try(p plane.Principal, c plane.Connection) (Grant, error) {
 	if err != nil {
 		return Grant{}, plane.Errorf(plane.InvalidInput, "The URL cannot be read.").At("url").Because(err)
 	}
-	return s.grant(entry{Connection: c, scheme: u.Scheme, host: u.Host}, p), nil
+	return s.grant(&entry{Connection: c, scheme: u.Scheme, host: u.Host}, p), nil
 }
 
 // nameFree refuses a name that stands in the same tier, or in a higher one that
 // the caller's runs would see: it could never serve. A higher tier may take a
 // lower one's name.
 func (s *Snapshot) nameFree(p plane.Principal, c plane.Connection) error {
-	for _, id := range s.order {
-		have := s.byID[id]
+	for _, have := range s.order {
 		if have.Slug != c.Slug || have.ID == c.ID {
 			continue
 		}
@@ -164,15 +163,17 @@ func (s *Snapshot) MaySee(p plane.Principal, r plane.Run) bool {
 
 // Connection returns a connection as it is in force: with what only config holds.
 func (s *Snapshot) Connection(id plane.ConnectionID) (plane.Connection, bool) {
-	c, ok := s.byID[id]
-	return c.Connection, ok
+	if c, ok := s.byID[id]; ok {
+		return c.Connection, true
+	}
+	return plane.Connection{}, false
 }
 
 // All returns every connection, for upkeep and never for a caller.
 func (s *Snapshot) All() []plane.Connection {
 	out := make([]plane.Connection, 0, len(s.order))
-	for _, id := range s.order {
-		out = append(out, s.byID[id].Connection)
+	for _, c := range s.order {
+		out = append(out, c.Connection)
 	}
 	return out
 }

@@ -28,8 +28,8 @@ type Team struct{ Members, ConfigWrite []string }
 // Snapshot is a compiled policy. It is immutable and safe for concurrent use.
 type Snapshot struct {
 	agents map[string]plane.Agent
-	byID   map[plane.ConnectionID]entry
-	order  []plane.ConnectionID // by tier, then slug
+	byID   map[plane.ConnectionID]*entry
+	order  []*entry // by tier, then slug
 	teams  map[string]Team
 	admins []string
 }
@@ -38,11 +38,12 @@ type entry struct {
 	plane.Connection
 	scheme, host string
 	bad          string // why it serves nobody although it was added
+	twins        bool   // another connection has the slug too
 }
 
 // Compile checks the rules against each other and freezes them.
 func Compile(r Rules) (*Snapshot, error) {
-	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]entry{}, teams: r.Teams, admins: r.Admins}
+	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins}
 	list := slices.Clone(r.Connections)
 	slices.SortStableFunc(list, func(a, b plane.Connection) int {
 		if d := a.Scope.Rank() - b.Scope.Rank(); d != 0 {
@@ -53,6 +54,7 @@ func Compile(r Rules) (*Snapshot, error) {
 		}
 		return strings.Compare(string(a.Origin), string(b.Origin)) // added goes before pinned
 	})
+	first := make(map[string]*entry, len(list))
 	for _, c := range list {
 		bad := ""
 		if err := s.mayName(c); err != nil {
@@ -65,8 +67,14 @@ func Compile(r Rules) (*Snapshot, error) {
 		if err != nil {
 			return nil, plane.Errorf(plane.InvalidInput, "%s: the URL cannot be read.", c.Slug)
 		}
-		s.byID[c.ID] = entry{c, u.Scheme, u.Host, bad}
-		s.order = append(s.order, c.ID)
+		e := &entry{Connection: c, scheme: u.Scheme, host: u.Host, bad: bad}
+		if first[c.Slug] == nil {
+			first[c.Slug] = e
+		} else {
+			e.twins, first[c.Slug].twins = true, true
+		}
+		s.byID[c.ID] = e
+		s.order = append(s.order, e)
 	}
 	return s, nil
 }
@@ -117,9 +125,10 @@ func (s *Snapshot) Agents() []plane.Agent {
 	return out
 }
 
-// Attached is a connection as one session sees it.
+// Attached is a connection as one session sees it. The connection is the
+// snapshot's own: it must not be changed.
 type Attached struct {
-	plane.Connection
+	*plane.Connection
 	ShadowedBy plane.Scope // set when a higher tier has the name
 	Why        string      // why it is not served; empty when it is
 }
@@ -133,17 +142,18 @@ func (s *Snapshot) Resolve(agent string, p plane.Principal) []Attached {
 	}
 	taken := map[string]plane.Scope{}
 	var out []Attached
-	for _, id := range s.order {
-		c := s.byID[id]
-		if !s.reaches(c.Scope, agent, p) || s.serves(c.Connection, a) != "" {
+	for _, c := range s.order {
+		if !s.reaches(c.Scope, agent, p) || s.serves(&c.Connection, a) != "" {
 			continue
 		}
-		at := Attached{Connection: c.Connection}
+		at := Attached{Connection: &c.Connection}
 		if by, dup := taken[c.Slug]; dup {
 			at.ShadowedBy = by
 			at.Why = shadowed(by, c.Scope)
 		} else {
-			taken[c.Slug] = c.Scope
+			if c.twins {
+				taken[c.Slug] = c.Scope
+			}
 			at.Why = c.unusable()
 		}
 		out = append(out, at)
@@ -184,15 +194,14 @@ func (c *entry) unusable() string {
 func (s *Snapshot) Visible(p plane.Principal) []Attached {
 	taken := map[string]plane.Scope{}
 	var out []Attached
-	for _, id := range s.order {
-		c := s.byID[id]
+	for _, c := range s.order {
 		if !s.sees(c.Scope, p) {
 			continue
 		}
-		at := Attached{Connection: c.Connection}
+		at := Attached{Connection: &c.Connection}
 		if by, dup := taken[c.Slug]; dup && (sameOwner(by, c.Scope) || by.Rank() < c.Scope.Rank()) {
 			at.ShadowedBy = by
-		} else if !dup {
+		} else if !dup && c.twins {
 			taken[c.Slug] = c.Scope
 		}
 		at.Why = c.unusable()
@@ -238,7 +247,7 @@ func (s *Snapshot) reaches(sc plane.Scope, agent string, p plane.Principal) bool
 
 // serves is the run-time half of "who may serve whom"; it returns the reason
 // against, or nothing.
-func (s *Snapshot) serves(c plane.Connection, a plane.Agent) string {
+func (s *Snapshot) serves(c *plane.Connection, a plane.Agent) string {
 	if a.Trust != plane.Open && c.Scope.Rank() > 1 {
 		return "a guarded agent is served by org and agent connections only"
 	}
@@ -348,7 +357,7 @@ func passed(note func(Step), check, fine string) {
 
 // within says why a connection is out of reach of a caller and agent, or
 // nothing.
-func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c entry) (plane.Kind, string) {
+func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c *entry) (plane.Kind, string) {
 	const unknown = "There is no such connection."
 	if r.Agent == "" {
 		switch {
@@ -370,13 +379,13 @@ func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c entry)
 	case p.Kind == plane.KindAgent && p.Agent != r.Agent:
 		return plane.Forbidden, "The token is for the agent " + p.Agent + "."
 	}
-	if why := s.serves(c.Connection, a); why != "" {
+	if why := s.serves(&c.Connection, a); why != "" {
 		return plane.Forbidden, fmt.Sprintf("%s may not serve %s: %s.", c.Slug, r.Agent, why)
 	}
 	return "", ""
 }
 
-func (s *Snapshot) grant(c entry, p plane.Principal) Grant {
+func (s *Snapshot) grant(c *entry, p plane.Principal) Grant {
 	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID}
 }
 

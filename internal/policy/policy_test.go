@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -103,5 +104,46 @@ func TestHigherTiersWinNames(t *testing.T) {
 				t.Errorf("%s sees %s", who, a.ID)
 			}
 		}
+	}
+}
+
+// manyRules are ten thousand connections, as a place with many teams has.
+func manyRules() Rules {
+	r := rules()
+	for i := range 10_000 {
+		r.Connections = append(r.Connections, plane.Connection{ID: plane.ConnectionID(fmt.Sprintf("many%d", i)), Slug: fmt.Sprintf("many%d", i),
+			Scope: plane.Scope{Kind: plane.ScopeOrg}, Endpoint: "https://many.example/mcp", Enabled: i%100 == 0, Version: 1})
+	}
+	return r
+}
+
+// Every session resolves: what that costs must not grow with a copy of each
+// connection, or a few calls a second at many connections use up the memory.
+func TestResolveCopiesNothing(t *testing.T) {
+	s, err := Compile(manyRules())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ada := plane.Principal{Kind: plane.KindPerson, ID: "ada"}
+	var got []Attached
+	allocs := testing.AllocsPerRun(5, func() { got = s.Resolve("general", ada) })
+	if len(got) < 10_000 || allocs > 40 {
+		t.Fatalf("%d connections, %.0f allocations", len(got), allocs)
+	}
+	first := got[0].Connection
+	if again := s.Resolve("general", ada); again[0].Connection != first {
+		t.Fatal("a connection is copied for each session")
+	}
+}
+
+func BenchmarkResolve(b *testing.B) {
+	s, err := Compile(manyRules())
+	if err != nil {
+		b.Fatal(err)
+	}
+	ada := plane.Principal{Kind: plane.KindPerson, ID: "ada"}
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Resolve("general", ada)
 	}
 }
