@@ -50,7 +50,7 @@ func (a *App) connectAll(ctx context.Context) error {
 	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
 		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer()}
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
-		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Restamp: a.cats.Restamp, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
+		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Restamp: a.cats.Restamp, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
 		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
 	a.keys = a.newRotation()
 	return nil

@@ -331,5 +331,10 @@ func (s *Session) newCall(tool *Tool, args json.RawMessage) *plane.Call {
 }
 
 // maxAge is how old the listing may be that a call's fingerprint is checked
-// against.
-func (s *Session) maxAge() time.Duration { return s.b.Limits.FingerprintMaxAge }
+// against: what a person said of a definition holds for the live one only.
+func (s *Session) maxAge(d *plane.Definition) time.Duration {
+	if d.Reviewed {
+		return 0
+	}
+	return s.b.Limits.FingerprintMaxAge
+}

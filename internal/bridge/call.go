@@ -105,7 +105,7 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 	ctx, span, traceparent := s.span(ctx, tool, call, g.Connection().Endpoint)
 	var ours error // a failure of our own store, which must stop the turn
 	res, end, sent, err := s.b.Upstream.Call(ctx, g, upstream.Request{
-		Session: s.id, Definition: tool.Definition, Arguments: args, MaxAge: s.maxAge(), Trace: traceparent,
+		Session: s.id, Definition: tool.Definition, Arguments: args, MaxAge: s.maxAge(tool.Definition), Trace: traceparent,
 		Begin: func(ctx context.Context) error {
 			err := s.b.Ledger.Begin(ctx, call)
 			if err != nil && plane.KindOf(err) != plane.Conflict {

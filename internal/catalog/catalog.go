@@ -34,6 +34,9 @@ type Store interface {
 	Write(ctx context.Context, fn func(plane.Tx) error) error
 	Catalogs(ctx context.Context) ([]plane.Catalog, error)
 	SaveCatalog(t plane.Tx, c *plane.Catalog, whole bool) error
+	Reviews(ctx context.Context, id plane.ConnectionID) ([]plane.Review, error)
+	DropReview(t plane.Tx, v *plane.Review) error
+	AddAudit(t plane.Tx, e plane.AuditEntry) error
 }
 
 // Catalogs holds the snapshots in memory over the store.
@@ -72,7 +75,7 @@ func Load(ctx context.Context, store Store, lister Lister, clock plane.Clock, li
 		s := &stored[i]
 		for j, d := range s.Definitions {
 			read := Read(d.Raw, lim)
-			read.Class = d.Class
+			read.Class, read.Reviewed = d.Class, d.Reviewed
 			s.Definitions[j] = read
 		}
 		c.byID[s.Connection] = s
@@ -214,9 +217,14 @@ func (c *Catalogs) Adopt(ctx context.Context, g policy.Grant, l Listed) error {
 	c.mu.Unlock()
 	same := old != nil && sameDefinitions(old.Definitions, next.Definitions) && old.Instructions == next.Instructions
 	if same && old.Version == conn.Version && old.Health == plane.HealthOK && old.Detail == next.Detail && now.Sub(old.CapturedAt) < seenEvery {
-		return nil
+		return nil // a review would have raised the version
 	}
-	return c.save(ctx, next, old, !same)
+	reviews, err := c.store.Reviews(ctx, conn.ID)
+	if err != nil {
+		return storeError{err}
+	}
+	gone := review(next.Definitions, reviews)
+	return c.save(ctx, next, old, !same, gone...)
 }
 
 func (c *Catalogs) readAll(l Listed) []plane.Definition {
@@ -263,20 +271,31 @@ func (c *Catalogs) Restamp(ctx context.Context, id plane.ConnectionID, from, to 
 	if old == nil || old.Stale(from) {
 		return nil
 	}
+	reviews, err := c.store.Reviews(ctx, id)
+	if err != nil {
+		return storeError{err}
+	}
 	next := *old
-	next.Version = to
+	next.Version, next.Definitions = to, slices.Clone(old.Definitions)
+	review(next.Definitions, reviews)
 	return c.save(ctx, &next, old, false)
 }
 
-// save stores a snapshot over the one it replaces. Where another replica was
-// faster, it is stored over that one: what was seen last stands.
-func (c *Catalogs) save(ctx context.Context, next, old *plane.Catalog, whole bool) error {
+// save stores a snapshot over the one it replaces, and withdraws the reviews of
+// what is gone. Where another replica was faster, it is stored over that one:
+// what was seen last stands.
+func (c *Catalogs) save(ctx context.Context, next, old *plane.Catalog, whole bool, gone ...plane.Review) error {
 	for try := 0; ; try++ {
 		next.Revision = 1
 		if old != nil {
 			next.Revision = old.Revision + 1
 		}
-		err := c.store.Write(ctx, func(t plane.Tx) error { return c.store.SaveCatalog(t, next, whole || old == nil) })
+		err := c.store.Write(ctx, func(t plane.Tx) error {
+			if err := c.store.SaveCatalog(t, next, whole || old == nil); err != nil {
+				return err
+			}
+			return c.withdraw(t, gone)
+		})
 		if err == nil {
 			break
 		}

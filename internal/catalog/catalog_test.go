@@ -105,6 +105,14 @@ type memory struct {
 
 func (m *memory) Write(_ context.Context, fn func(plane.Tx) error) error { return fn(nil) }
 
+func (m *memory) Reviews(context.Context, plane.ConnectionID) ([]plane.Review, error) {
+	return nil, nil
+}
+
+func (m *memory) DropReview(plane.Tx, *plane.Review) error { return nil }
+
+func (m *memory) AddAudit(plane.Tx, plane.AuditEntry) error { return nil }
+
 func (m *memory) Catalogs(context.Context) ([]plane.Catalog, error) { return nil, nil }
 
 func (m *memory) SaveCatalog(_ plane.Tx, c *plane.Catalog, whole bool) error {

@@ -2,8 +2,11 @@ package command
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 
+	"patchbay/internal/bridge"
 	"patchbay/internal/consent"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
@@ -33,6 +36,41 @@ type ToolsSetInput struct {
 	All     bool     `json:"all,omitempty" help:"Use every tool again, but for what is denied."`
 	None    bool     `json:"none,omitempty" help:"Leave out every tool that is known now."`
 	Version int64    `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
+}
+
+// ClassifyInput is a person's word on one tool.
+type ClassifyInput struct {
+	Name        string `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
+	Tool        string `arg:"" json:"tool" help:"Name of the tool, as the server says it." predictor:"tool"`
+	Class       string `arg:"" json:"class" help:"query: may be sent again when nobody knows whether it ran. effect: never." enum:"query,effect"`
+	Fingerprint string `json:"fingerprint,omitempty" help:"The definition that was reviewed, at least its first 12 digits; a query needs it. 'mcp tools' shows it."`
+	Version     int64  `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
+}
+
+// shownFingerprint is how much of a fingerprint a table shows, and at least how
+// much of it a person must give.
+const shownFingerprint = 12
+
+// review is what the input says of the definition that is listed now.
+func (in *ClassifyInput) review(c *plane.Catalog) (plane.Review, error) {
+	r := plane.Review{Name: in.Tool, Class: plane.Class(in.Class), Fingerprint: in.Fingerprint}
+	var d *plane.Definition
+	if c != nil {
+		if i := slices.IndexFunc(c.Definitions, func(d plane.Definition) bool { return d.Name == in.Tool }); i >= 0 {
+			d = &c.Definitions[i]
+		}
+	}
+	switch {
+	case d == nil: // consent says so
+	case in.Fingerprint == "" && r.Class == plane.Effect:
+		r.Fingerprint = d.Fingerprint // takes nothing on trust
+	case len(in.Fingerprint) < shownFingerprint:
+		return r, plane.Errorf(plane.InvalidInput, "A query is a review of one definition: give its fingerprint, at least %d digits of it.", shownFingerprint).At("fingerprint").
+			Then("patchbay mcp tools " + in.Name)
+	case strings.HasPrefix(d.Fingerprint, in.Fingerprint):
+		r.Fingerprint = d.Fingerprint
+	}
+	return r, nil
 }
 
 // change is what the input asks for; known are the names of the last listing.
@@ -107,6 +145,21 @@ func governCommands(d Deps) []*Command {
 					return nil, plane.Errorf(plane.InvalidInput, "All and none at once cannot be.").At("all")
 				}
 				return edit(in.Name, "The tools of %s are set.", func(c *plane.Catalog) consent.Change { return in.change(names(c)) })(ctx, who)
+			}),
+		define(About{Name: "mcp.classify", Summary: "Says whether a tool may be repeated, of the very definition that was reviewed.", Right: plane.MCPWrite,
+			Example: "mcp classify linear get_issue query --fingerprint 3f9a1c7e5b20"},
+			func(ctx context.Context, who plane.Principal, in *ClassifyInput) (*MCPChanged, error) {
+				out, err := changed(ctx, d, who, in.Name, "%s is reviewed.", func(ctx context.Context, who plane.Principal, id plane.ConnectionID) (plane.Connection, error) {
+					r, err := in.review(d.Catalogs.Get(id))
+					if err != nil {
+						return plane.Connection{}, err
+					}
+					return d.Consent.Edit(ctx, who, id, consent.Change{Version: in.Version, Reviews: []plane.Review{r}})
+				})
+				if err == nil {
+					out.Done = fmt.Sprintf("%s/%s is a %s now.", out.Server.Name, bridge.Visible(in.Tool), in.Class)
+				}
+				return out, err
 			}),
 		define(About{Name: "mcp.refresh", Summary: "Reads a server's tools again, now.", Right: plane.MCPRead, Example: "mcp refresh linear"},
 			func(ctx context.Context, who plane.Principal, in *NameInput) (*MCPTest, error) {

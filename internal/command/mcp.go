@@ -102,7 +102,8 @@ type ToolRow struct {
 	Alias       string          `json:"alias,omitempty"` // what a model calls it
 	Description string          `json:"description"`
 	Class       string          `json:"class"`
-	Hint        string          `json:"hint"` // read-only, may write, none
+	Reviewed    bool            `json:"reviewed,omitempty"` // a person gave the class to this definition
+	Hint        string          `json:"hint"`               // read-only, may write, none
 	Unsupported string          `json:"unsupported,omitempty"`
 	LeftOut     string          `json:"left_out,omitempty"` // the rule that keeps it from being used
 	Fingerprint string          `json:"fingerprint"`
@@ -164,9 +165,12 @@ func (o *MCPTools) Text(w io.Writer, s Style) {
 		} else if t.LeftOut != "" {
 			offered = "off: " + t.LeftOut
 		}
-		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), bridge.Visible(strings.Join(t.Arguments, " ")), offered, t.Hint, bridge.Visible(t.Description)})
+		if t.Reviewed {
+			offered += ", reviewed"
+		}
+		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), bridge.Visible(strings.Join(t.Arguments, " ")), offered, t.Hint, t.Fingerprint[:min(shownFingerprint, len(t.Fingerprint))], bridge.Visible(t.Description)})
 	}
-	table(w, s, []string{"SERVER", "TOOL", "ARGUMENTS", "CLASS", "HINT", "DESCRIPTION"}, rows)
+	table(w, s, []string{"SERVER", "TOOL", "ARGUMENTS", "CLASS", "HINT", "FINGERPRINT", "DESCRIPTION"}, rows)
 }
 
 // MCPTest is how a server answered just now.
@@ -318,7 +322,7 @@ func toolRows(a policy.Attached, c *plane.Catalog) []ToolRow {
 		} else if t.Destructive {
 			hint = "may write"
 		}
-		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class),
+		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class), Reviewed: t.Reviewed,
 			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint, Arguments: argumentNames(t.InputSchema), InputSchema: t.InputSchema}
 		row.LeftOut = leftOut(a, t.Name)
 		if t.Unsupported != "" {

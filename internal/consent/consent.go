@@ -30,6 +30,7 @@ type Records interface {
 	ConnectionByID(ctx context.Context, id plane.ConnectionID) (plane.Connection, error)
 	SaveConnection(t plane.Tx, c *plane.Connection) error
 	RemoveConnection(t plane.Tx, id plane.ConnectionID) error
+	PutReview(t plane.Tx, r *plane.Review) error
 	CountConnections(t plane.Tx, scope plane.Scope) (int, error)
 	SetOAuthOptions(t plane.Tx, id plane.ConnectionID, o plane.OAuthOptions) error
 }
@@ -82,6 +83,7 @@ type Options struct {
 	OAuth       func(egressName string) *oauth.Client
 	CheckURL    func(egressName, raw string) error
 	Adopt       func(ctx context.Context, g policy.Grant, l catalog.Listed) error
+	Snapshot    func(id plane.ConnectionID) *plane.Catalog
 	Restamp     func(ctx context.Context, id plane.ConnectionID, from, to int64) error
 	Reload      func(ctx context.Context) error // makes the stored connections the policy's
 	Ring        *secret.Ring

@@ -17,6 +17,7 @@ type Change struct {
 	Agents   *[]string
 	Enabled  *bool
 	Prefs    func(p *plane.Preferences)
+	Reviews  []plane.Review // of tools as they are listed now; others keep theirs
 }
 
 // Edit changes a connection. Its id, credential, preferences and history stay,
@@ -37,10 +38,23 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 	if err != nil {
 		return old, err
 	}
+	reviews, err := s.reviewed(who, old, ch.Reviews)
+	if err != nil {
+		return old, err
+	}
 	next.Version++
 	err = s.o.Store.Write(ctx, func(t plane.Tx) error {
 		if err := s.o.Store.SaveConnection(t, &next); err != nil {
 			return err
+		}
+		for i := range reviews {
+			r := &reviews[i]
+			if err := s.o.Store.PutReview(t, r); err != nil {
+				return err
+			}
+			if err := s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "review." + string(r.Class), What: string(id) + " " + r.Name, Decision: "allow", Digest: r.Fingerprint}); err != nil {
+				return err
+			}
 		}
 		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "connection.edit", What: string(id), Decision: "allow"})
 	})

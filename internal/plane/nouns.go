@@ -93,6 +93,7 @@ type Definition struct {
 	ReadOnly     bool // readOnlyHint: true
 	Destructive  bool // destructiveHint: true
 	Class        Class
+	Reviewed     bool   // a person said so of this very definition
 	Unsupported  string // why it is shown and not offered; empty for supported
 	ParamHeaders []ParamHeader
 }

@@ -3,6 +3,7 @@ package plane
 import (
 	"slices"
 	"strings"
+	"time"
 )
 
 // Preferences say which of a connection's tools are used. All supported ones are,
@@ -85,4 +86,5 @@ type Review struct {
 	Fingerprint string
 	Class       Class
 	By          string
+	At          time.Time
 }

@@ -135,7 +135,7 @@ func (s *Store) RemoveConnection(t plane.Tx, id plane.ConnectionID) error {
 	if err := exactly(res, err, 1, plane.Errorf(plane.NotFound, "There is no such connection.")); err != nil {
 		return err
 	}
-	for _, q := range []string{`DELETE FROM credentials WHERE connection = ?`, `DELETE FROM definitions WHERE connection = ?`, `DELETE FROM catalogs WHERE connection = ?`,
+	for _, q := range []string{`DELETE FROM credentials WHERE connection = ?`, `DELETE FROM definitions WHERE connection = ?`, `DELETE FROM catalogs WHERE connection = ?`, `DELETE FROM reviews WHERE connection = ?`,
 		`UPDATE tickets SET state = 'cancelled' WHERE connection = ? AND state IN ('pending', 'opened', 'authorizing')`} {
 		if _, err := x.exec(q, id); err != nil {
 			return err
@@ -180,15 +180,16 @@ func (s *Store) Catalogs(ctx context.Context) ([]plane.Catalog, error) {
 		var id plane.ConnectionID
 		var d plane.Definition
 		var raw []byte
-		if err := r.Scan(&id, &d.Fingerprint, &d.Class, &raw); err != nil {
+		if err := r.Scan(&id, &d.Fingerprint, &d.Class, &d.Reviewed, &raw); err != nil {
 			return err
 		}
-		d.Raw = raw
+		d.Raw, d.Class = raw, known(d.Class)
 		if i, ok := at[id]; ok {
 			out[i].Definitions = append(out[i].Definitions, d)
 		}
 		return nil
-	}, `SELECT connection, fingerprint, class, raw FROM definitions ORDER BY connection, ord`)
+	}, `SELECT d.connection, d.fingerprint, COALESCE(r.class, 'effect'), r.class IS NOT NULL, d.raw FROM definitions d
+		LEFT JOIN reviews r ON r.connection = d.connection AND r.fingerprint = d.fingerprint ORDER BY d.connection, d.ord`)
 	return out, err
 }
 
@@ -211,8 +212,8 @@ func (s *Store) SaveCatalog(t plane.Tx, c *plane.Catalog, whole bool) error {
 	}
 	for i := range c.Definitions {
 		d := &c.Definitions[i]
-		if _, err := x.exec(`INSERT INTO definitions (connection, ord, fingerprint, class, raw) VALUES (?, ?, ?, ?, ?)`,
-			c.Connection, i, d.Fingerprint, d.Class, []byte(d.Raw)); err != nil {
+		if _, err := x.exec(`INSERT INTO definitions (connection, ord, fingerprint, raw) VALUES (?, ?, ?, ?)`,
+			c.Connection, i, d.Fingerprint, []byte(d.Raw)); err != nil {
 			return err
 		}
 	}

@@ -41,6 +41,7 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"meta", meta},
 		{"connections", connections},
 		{"catalogs keep bytes", catalogs},
+		{"reviews", reviews},
 		{"a call's dispatch stands on version, enablement and fence", dispatchStands},
 		{"a call moves by compare and swap", callMoves},
 		{"attempts", attempts},
@@ -188,11 +189,11 @@ func connections(t *testing.T, s *store.Store, _ *Clock) {
 func catalogs(t *testing.T, s *store.Store, clock *Clock) {
 	raw := []byte("{\"name\":\"z\", \"n\":12345678901234567890,\n \"a\":\"\\u00e9\"}")
 	c := plane.Catalog{Connection: "con_a", Version: 3, Revision: 1, Health: plane.HealthOK, Detail: "d", CapturedAt: clock.Now(), Instructions: "i", Server: "s 1",
-		Definitions: []plane.Definition{{Raw: raw, Fingerprint: "f1", Class: plane.Effect}, {Raw: []byte(`{"name":"y"}`), Fingerprint: "f2", Class: plane.Query}}}
+		Definitions: []plane.Definition{{Raw: raw, Fingerprint: "f1"}, {Raw: []byte(`{"name":"y"}`), Fingerprint: "f2"}}}
 	write(t, s, func(tx plane.Tx) error { return s.SaveCatalog(tx, &c, true) })
 	got, err := s.Catalogs(context.Background())
 	must(t, err)
-	if len(got) != 1 || len(got[0].Definitions) != 2 || string(got[0].Definitions[0].Raw) != string(raw) || got[0].Definitions[1].Class != plane.Query ||
+	if len(got) != 1 || len(got[0].Definitions) != 2 || string(got[0].Definitions[0].Raw) != string(raw) || got[0].Definitions[1].Class != plane.Effect ||
 		!got[0].CapturedAt.Equal(c.CapturedAt) || !got[0].FailedAt.IsZero() {
 		t.Fatalf("%+v", got)
 	}
@@ -201,6 +202,45 @@ func catalogs(t *testing.T, s *store.Store, clock *Clock) {
 	write(t, s, func(tx plane.Tx) error { return s.SaveCatalog(tx, &c, false) }) // health alone keeps the definitions
 	if got, err = s.Catalogs(context.Background()); err != nil || len(got[0].Definitions) != 2 || got[0].Health != plane.HealthUnavailable {
 		t.Fatalf("%+v %v", got, err)
+	}
+}
+
+// reviews stand by name and show at the definition they were given to.
+func reviews(t *testing.T, s *store.Store, clock *Clock) {
+	c := plane.Catalog{Connection: "con_a", Version: 1, Revision: 1, Health: plane.HealthOK,
+		Definitions: []plane.Definition{{Raw: []byte(`{"name":"x"}`), Fingerprint: "f1"}, {Raw: []byte(`{"name":"y"}`), Fingerprint: "f2"}, {Raw: []byte(`{"name":"z"}`), Fingerprint: "f3"}}}
+	put := func(name, fp string, class plane.Class) {
+		write(t, s, func(tx plane.Tx) error {
+			return s.PutReview(tx, &plane.Review{Connection: "con_a", Name: name, Fingerprint: fp, Class: class, By: "ada"})
+		})
+	}
+	write(t, s, func(tx plane.Tx) error { return s.SaveCatalog(tx, &c, true) })
+	put("x", "f0", plane.Query)
+	put("x", "f1", plane.Query)
+	put("y", "an older one", plane.Query)
+	put("z", "f3", "no such class")
+	got, err := s.Reviews(context.Background(), "con_a")
+	must(t, err)
+	if len(got) != 3 || got[0] != (plane.Review{Connection: "con_a", Name: "x", Fingerprint: "f1", Class: plane.Query, By: "ada", At: got[0].At}) ||
+		got[2].Class != plane.Effect || !got[0].At.Equal(clock.Now().Truncate(time.Microsecond)) {
+		t.Fatalf("%+v", got)
+	}
+	cats, err := s.Catalogs(context.Background())
+	must(t, err)
+	for i, want := range []plane.Definition{{Class: plane.Query, Reviewed: true}, {Class: plane.Effect}, {Class: plane.Effect, Reviewed: true}} {
+		if d := cats[0].Definitions[i]; d.Class != want.Class || d.Reviewed != want.Reviewed {
+			t.Errorf("%d: %+v", i, d)
+		}
+	}
+	write(t, s, func(tx plane.Tx) error {
+		return s.DropReview(tx, &plane.Review{Connection: "con_a", Name: "x", Fingerprint: "f0"})
+	})
+	write(t, s, func(tx plane.Tx) error { return s.DropReview(tx, &got[1]) })
+	if got, err = s.Reviews(context.Background(), "con_a"); err != nil || len(got) != 2 || got[0].Name != "x" {
+		t.Fatalf("what another review says was dropped: %+v %v", got, err)
+	}
+	if other, err := s.Reviews(context.Background(), "con_b"); err != nil || len(other) != 0 {
+		t.Fatalf("%+v %v", other, err)
 	}
 }
 

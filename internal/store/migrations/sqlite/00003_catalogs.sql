@@ -9,5 +9,7 @@ CREATE TABLE reviews (
   reviewed_at BIGINT NOT NULL,
   PRIMARY KEY (connection, name)
 );
+ALTER TABLE definitions DROP COLUMN class;
 -- +goose Down
+ALTER TABLE definitions ADD COLUMN class TEXT NOT NULL DEFAULT 'effect';
 DROP TABLE reviews;
