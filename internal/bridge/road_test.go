@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"patchbay/internal/bridge"
+	"patchbay/internal/catalog"
 	"patchbay/internal/fake"
 	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
@@ -26,9 +27,10 @@ func TestAChangedDefinitionIsRefused(t *testing.T) {
 	f := fake.NewMCP(t, fake.Tool("t", ""), fake.Tool("other", ""))
 	r := newRig(t, func(l *plane.Limits) { l.FingerprintMaxAge = 0 }, server{"up", f, nil})
 	s := r.open("general")
+	_, offered := catalog.Identify([]byte(fake.Tool("t", "")))
 	f.SetTools(fake.Tool("t", `"annotations":{"destructiveHint":true}`), fake.Tool("other", ""))
 	out := r.call(s, "mcp__up__t", `{}`)
-	if !out.IsError || !strings.Contains(out.Text, "changed since it was offered") || len(f.Calls()) != 0 {
+	if !out.IsError || !regexp.MustCompile("of t at up changed since it was offered, from "+plane.ShortFingerprint(offered)+" to [0-9a-f]{12};").MatchString(out.Text) || len(f.Calls()) != 0 {
 		t.Fatalf("%+v", out)
 	}
 	if out := r.call(s, "mcp__up__other", `{}`); out.IsError {

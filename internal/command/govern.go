@@ -47,10 +47,6 @@ type ClassifyInput struct {
 	Version     int64  `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
 }
 
-// shownFingerprint is how much of a fingerprint a table shows, and at least how
-// much of it a person must give.
-const shownFingerprint = 12
-
 // review is what the input says of the definition that is listed now.
 func (in *ClassifyInput) review(c *plane.Catalog) (plane.Review, error) {
 	r := plane.Review{Name: in.Tool, Class: plane.Class(in.Class), Fingerprint: in.Fingerprint}
@@ -64,8 +60,8 @@ func (in *ClassifyInput) review(c *plane.Catalog) (plane.Review, error) {
 	case d == nil: // consent says so
 	case in.Fingerprint == "" && r.Class == plane.Effect:
 		r.Fingerprint = d.Fingerprint // takes nothing on trust
-	case len(in.Fingerprint) < shownFingerprint:
-		return r, plane.Errorf(plane.InvalidInput, "A query is a review of one definition: give its fingerprint, at least %d digits of it.", shownFingerprint).At("fingerprint").
+	case len(in.Fingerprint) < plane.ShownFingerprint:
+		return r, plane.Errorf(plane.InvalidInput, "A query is a review of one definition: give its fingerprint, at least %d digits of it.", plane.ShownFingerprint).At("fingerprint").
 			Then("patchbay mcp tools " + in.Name)
 	case strings.HasPrefix(d.Fingerprint, in.Fingerprint):
 		r.Fingerprint = d.Fingerprint

@@ -168,7 +168,7 @@ func (o *MCPTools) Text(w io.Writer, s Style) {
 		if t.Reviewed {
 			offered += ", reviewed"
 		}
-		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), bridge.Visible(strings.Join(t.Arguments, " ")), offered, t.Hint, t.Fingerprint[:min(shownFingerprint, len(t.Fingerprint))], bridge.Visible(t.Description)})
+		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), bridge.Visible(strings.Join(t.Arguments, " ")), offered, t.Hint, plane.ShortFingerprint(t.Fingerprint), bridge.Visible(t.Description)})
 	}
 	table(w, s, []string{"SERVER", "TOOL", "ARGUMENTS", "CLASS", "HINT", "FINGERPRINT", "DESCRIPTION"}, rows)
 }

@@ -102,6 +102,13 @@ type Definition struct {
 // only reads. It never says that a call may be repeated.
 func (d *Definition) SideEffectFree() bool { return d.ReadOnly && !d.Destructive }
 
+// ShownFingerprint is how many digits of a fingerprint people are shown, and the
+// least that they give.
+const ShownFingerprint = 12
+
+// ShortFingerprint is a fingerprint as people are shown it.
+func ShortFingerprint(f string) string { return f[:min(ShownFingerprint, len(f))] }
+
 // ParamHeader is an argument that 2026-07-28 mirrors into a request header.
 type ParamHeader struct {
 	Path []string // property names from the root of the arguments

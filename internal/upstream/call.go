@@ -170,7 +170,8 @@ func (p *Pool) check(ctx context.Context, g policy.Grant, s *session, d *plane.D
 	case !listed:
 		return plane.Errorf(plane.Conflict, "%s no longer offers %s; nothing was sent.", conn.Slug, printable(d.Name))
 	case got != d.Fingerprint:
-		return plane.Errorf(plane.Conflict, "The definition of %s at %s changed since it was offered; nothing was sent.", printable(d.Name), conn.Slug)
+		return plane.Errorf(plane.Conflict, "The definition of %s at %s changed since it was offered, from %s to %s; nothing was sent.",
+			printable(d.Name), conn.Slug, plane.ShortFingerprint(d.Fingerprint), plane.ShortFingerprint(got))
 	}
 	return nil
 }
