@@ -110,9 +110,13 @@ func TestClassify(t *testing.T) {
 	m.SetTools(fake.Tool("get_a", ""), fake.Tool("drop_a", ""))
 	s.refresh("up")
 	is("query", "gone for a while")
+	if err := classify(command.ClassifyInput{Tool: "get_a", Class: "effect"}); err != nil {
+		t.Fatal(err)
+	}
+	ends("get_a") // lists, and may be believed for a while
 	m.SetTools(changed, fake.Tool("drop_a", ""))
-	if out, err := s.callTool("up", "get_a"); err != nil || !out.IsError || out.Call == "" && !strings.Contains(out.Message, "changed") {
-		t.Errorf("a reviewed tool that changed without a word: %+v %v", out, err)
+	if out, err := s.callTool("up", "get_a"); err != nil || !out.IsError || !strings.Contains(out.Message, "changed since it was offered") {
+		t.Errorf("a reviewed effect that changed without a word: %+v %v", out, err)
 	}
 	s.refresh("up")
 	is("effect", "changed")

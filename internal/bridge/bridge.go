@@ -331,9 +331,10 @@ func (s *Session) newCall(tool *Tool, args json.RawMessage) *plane.Call {
 }
 
 // maxAge is how old the listing may be that a call's fingerprint is checked
-// against: what a person said of a definition holds for the live one only.
+// against: an effect that a person looked at is checked against the live one
+// (design D5).
 func (s *Session) maxAge(d *plane.Definition) time.Duration {
-	if d.Reviewed {
+	if d.Reviewed && d.Class == plane.Effect {
 		return 0
 	}
 	return s.b.Limits.FingerprintMaxAge
