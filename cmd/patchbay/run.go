@@ -27,7 +27,7 @@ func (e *env) run(cmd *command.Command, in any) error {
 	case *command.MCPCallInput:
 		return e.call(in)
 	case *command.MCPAddJSONInput:
-		if err := e.object(&in.JSON); err != nil {
+		if err := e.object(&in.JSON, `'{"url": "https://…"}'`); err != nil {
 			return err
 		}
 	case *command.MCPAddInput:
@@ -46,8 +46,9 @@ func (e *env) run(cmd *command.Command, in any) error {
 	return e.write(out)
 }
 
-// object reads an object from standard input for "-".
-func (e *env) object(o *command.Object) error {
+// object reads an object from standard input for "-". What else is no object is
+// told how it is written.
+func (e *env) object(o *command.Object, how string) error {
 	if string(*o) == "-" {
 		b, err := io.ReadAll(io.LimitReader(e.in, maxInput))
 		if err != nil {
@@ -57,7 +58,7 @@ func (e *env) object(o *command.Object) error {
 	}
 	var obj map[string]json.RawMessage
 	if len(*o) > 0 && (json.Unmarshal(*o, &obj) != nil || obj == nil) {
-		return plane.Errorf(plane.InvalidInput, "That is not a JSON object.").At("json").Then(`'{"key": "value"}'`)
+		return plane.Errorf(plane.InvalidInput, "That is not a JSON object.").At("json").Then(how)
 	}
 	return nil
 }
@@ -107,7 +108,7 @@ func (e *env) line(prompt string) (string, error) {
 
 // call runs a tool, and says so by its exit code when the tool failed.
 func (e *env) call(in *command.MCPCallInput) error {
-	if err := e.object(&in.Arguments); err != nil {
+	if err := e.object(&in.Arguments, `'{"key": "value"}', or -a key=value for each`); err != nil {
 		return err
 	}
 	var out command.MCPCall

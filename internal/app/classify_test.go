@@ -154,3 +154,19 @@ func TestTwoReviewersAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// A server that does not answer is no mistake of whoever adds it: nothing is
+// kept, and what is wrong is said as an outage.
+func TestAddingADeadServer(t *testing.T) {
+	dead := fake.NewMCP(t)
+	s := start(t, "", allow("dead", dead.URL))
+	dead.Close()
+	err := s.do("mcp.add", command.MCPAddInput{Name: "dead", Address: dead.Endpoint()}, &command.MCPAdded{})
+	if plane.KindOf(err) != plane.Unavailable || !strings.Contains(plane.Public(err).Next, "Check that it runs") {
+		t.Fatalf("%v", err)
+	}
+	var list command.MCPList
+	if err := s.do("mcp.list", command.MCPListInput{}, &list); err != nil || len(list.Servers) != 0 {
+		t.Fatalf("%+v %v", list, err)
+	}
+}

@@ -48,6 +48,36 @@ func TestAChangedDefinitionIsRefused(t *testing.T) {
 	}
 }
 
+// A server that says at every moment that its list changed takes no tool away
+// that is still there: a call goes by the listing that was made for it.
+func TestNoticesDoNotMixIn(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("t", ""))
+	f.Half.Sessions = true
+	r := newRig(t, func(l *plane.Limits) { l.FingerprintMaxAge = 0 }, server{"up", f, nil})
+	s := r.open("general")
+	r.call(s, "mcp__up__t", `{}`) // opens the session that hears the notices
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				f.SetTools(fake.Tool("t", ""), fake.Tool(fmt.Sprintf("other%d", i%2), ""))
+			}
+		}
+	})
+	for i := range 300 {
+		if out := r.call(s, "mcp__up__t", `{}`); out.IsError {
+			t.Errorf("call %d: %s", i, out.Text)
+			break
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
 // Ten calls find their session lost at once: one new session is opened, each
 // call runs exactly once, those that met the old one as a second attempt.
 func TestALostSessionIsOpenedAgainOnce(t *testing.T) {

@@ -218,6 +218,7 @@ func unsure(conn plane.Connection, why string, cause error) error {
 	case errors.As(cause, &oe) && oe.Next != "":
 		e.Next = oe.Next
 	case errors.As(cause, &pe) && pe.Kind == plane.Unavailable && pe.Next != "":
+		e.Kind = plane.Unavailable // nothing about the request was wrong
 		e.Next = pe.Next + " Or say how it signs in, with --auth."
 	}
 	return e

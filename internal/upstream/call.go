@@ -134,7 +134,7 @@ type listKey struct {
 // list is the latest live listing of a connection.
 type list struct {
 	at        time.Time
-	prints    map[string]string // name -> fingerprint
+	prints    map[string]string // name -> fingerprint; never changed in place
 	fetching  chan struct{}
 	fetchedBy error
 }
@@ -156,16 +156,18 @@ func (p *Pool) check(ctx context.Context, g policy.Grant, s *session, d *plane.D
 	if fresh && age > maxAge*3/4 && l.fetching == nil {
 		p.workers.Go(func() { p.fetchBehind(g) })
 	}
+	var prints map[string]string
+	if fresh {
+		prints = l.prints
+	}
 	p.mu.Unlock()
 	if !fresh {
 		var err error
-		if l, err = p.fetch(ctx, g, s, maxAge > 0); err != nil {
+		if prints, err = p.fetch(ctx, g, s, maxAge > 0); err != nil {
 			return explain(conn, err)
 		}
 	}
-	p.mu.Lock()
-	got, listed := l.prints[d.Name]
-	p.mu.Unlock()
+	got, listed := prints[d.Name]
 	switch {
 	case !listed:
 		return plane.Errorf(plane.Conflict, "%s no longer offers %s; nothing was sent.", conn.Slug, printable(d.Name))
@@ -176,8 +178,10 @@ func (p *Pool) check(ctx context.Context, g policy.Grant, s *session, d *plane.D
 	return nil
 }
 
-// fetch lists the tools. Callers share a listing under way when share is set.
-func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool) (*list, error) {
+// fetch lists the tools and returns their fingerprints by name, as that listing
+// said them: what others hear meanwhile does not mix in. Callers share a listing
+// under way when share is set.
+func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool) (map[string]string, error) {
 	conn := g.Connection()
 	k := listKey{conn.ID, conn.Version}
 	p.mu.Lock()
@@ -195,12 +199,15 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 			return nil, ctx.Err()
 		}
 		p.mu.Lock()
-		by := l.fetchedBy
+		by, prints := l.fetchedBy, l.prints
 		p.mu.Unlock()
+		if by == nil && prints == nil {
+			return p.fetch(ctx, g, s, false) // the server took it back at once
+		}
 		if by != nil && mcp.AsError(by).Ending.Fault == plane.FaultCancelled && ctx.Err() == nil {
 			return p.fetch(ctx, g, s, false) // its lister went away; that says nothing
 		}
-		return l, by
+		return prints, by
 	}
 	ch := make(chan struct{})
 	l.fetching = ch
@@ -225,7 +232,7 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 		}
 	}
 	p.mu.Lock()
-	if l.fetchedBy = err; err == nil {
+	if l.fetchedBy = err; err == nil && !began.Before(l.at) { // a slow listing is no newer one
 		l.prints, l.at = prints, began
 	}
 	if l.fetching == ch {
@@ -242,7 +249,7 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 	if p.o.Listed != nil {
 		p.o.Listed(ctx, g, listed)
 	}
-	return l, nil
+	return prints, nil
 }
 
 // describe cleans a listing and adds what the server said of itself.
@@ -287,7 +294,11 @@ func (p *Pool) changed(k listKey, g policy.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.lists[k]
-	if l == nil || l.prints == nil || p.closed {
+	if l == nil || p.closed {
+		return
+	}
+	l.at = p.o.Clock.Now() // a listing that began before is void too
+	if l.prints == nil {
 		return
 	}
 	l.prints = nil
