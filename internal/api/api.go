@@ -37,6 +37,7 @@ type API struct {
 	maySee   func(plane.Principal, plane.Run) bool
 	mcp      bool
 	mux      *http.ServeMux
+	ending   <-chan struct{}
 }
 
 // maxBody bounds a request's body, in bytes.
@@ -59,12 +60,13 @@ type Options struct {
 	Version  string
 	Who      func(*http.Request) (plane.Principal, error) // the caller, or why there is none
 	MaySee   func(who plane.Principal, run plane.Run) bool
-	MCP      bool // servers can be signed in at all
+	MCP      bool            // servers can be signed in at all
+	Ending   <-chan struct{} // closed when whoever follows a run must come back elsewhere
 }
 
 // New makes the surface.
 func New(o Options) *API {
-	a := &API{commands: o.Commands, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, mux: http.NewServeMux()}
+	a := &API{commands: o.Commands, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, ending: o.Ending, mux: http.NewServeMux()}
 	a.mux.HandleFunc("GET /api/commands/{name}", a.describe)
 	a.mux.HandleFunc("POST /api/agents/{slug}/mcp/oauth/start", a.startSignIn)
 	a.mux.HandleFunc("GET "+consent.DocumentPath, a.document(false))

@@ -117,6 +117,8 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request, id plane.RunID, aft
 		select {
 		case <-r.Context().Done():
 			return
+		case <-a.ending: // Last-Event-ID goes on elsewhere
+			return
 		case <-watch.News:
 		case ev := <-watch.Deltas:
 			if send(ev) != nil {

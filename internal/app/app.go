@@ -45,8 +45,9 @@ type Options struct {
 	Version string
 	Log     *slog.Logger
 	Notice  func(format string, args ...any) // a line for the person who starts it
-	Clock   plane.Clock
-	Traces  *telemetry.Traces // nil sets up what config says
+	Clock   plane.Clock                      // nil: the database's on PostgreSQL, this machine's on SQLite
+	Local   plane.Clock                      // what this machine believes; nil for its clock
+	Traces  *telemetry.Traces                // nil sets up what config says
 	Demo    bool
 }
 
@@ -71,7 +72,10 @@ type App struct {
 	live     atomic.Pointer[Config] // what a reload replaces: agents, teams, people, pinned connections, models
 	reloadMu sync.Mutex             // held from reading what is stored to publishing the policy
 	pinned   []plane.Connection     // with reloadMu held
-	changes  string                 // the stored connections' counter, with reloadMu held
+	replica  *replica
+	worker   *catalog.Worker
+	ending   *ending
+	failed   chan error
 	models   map[string]lazyModel
 	modelsMu sync.Mutex
 	handler  http.Handler
@@ -90,13 +94,11 @@ type lazyModel struct {
 // New builds everything and opens the database; nothing is served yet. On error
 // whatever was opened is closed again.
 func New(ctx context.Context, o Options) (a *App, err error) {
-	if o.Clock == nil {
-		o.Clock = plane.SystemClock{}
-	}
 	if o.Notice == nil {
 		o.Notice = func(string, ...any) {}
 	}
-	a = &App{o: o, cfg: o.Config, ready: make(chan struct{}), models: map[string]lazyModel{}}
+	a = &App{o: o, cfg: o.Config, ready: make(chan struct{}), models: map[string]lazyModel{}, ending: newEnding(), failed: make(chan error, 3)}
+	a.replica = &replica{a: a, kick: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
 			a.Close()
@@ -123,8 +125,8 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 	if err := a.connectAll(ctx); err != nil {
 		return a, err
 	}
-	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: ledger.New(a.store, o.Clock), Agents: agentsOf{a}, Ring: a.ring,
-		Clock: o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
+	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: ledger.New(a.store, a.o.Clock), Agents: agentsOf{a}, Ring: a.ring,
+		Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
 	return a, a.surfaces()
 }
 
@@ -146,7 +148,7 @@ func (a *App) openStore(ctx context.Context) (*secret.Ring, error) {
 	if a.lock, err = lockData(a.cfg.Data); err != nil {
 		return nil, err
 	}
-	so := store.Options{Clock: a.o.Clock}
+	so := store.Options{Clock: a.o.Clock, Local: a.o.Local}
 	if a.cfg.Database == "sqlite" {
 		so.Path = filepath.Join(a.cfg.Data, "patchbay.db")
 	} else {
@@ -160,6 +162,7 @@ func (a *App) openStore(ctx context.Context) (*secret.Ring, error) {
 	if a.store, err = store.Open(ctx, so); err != nil {
 		return nil, err
 	}
+	a.o.Clock = a.store.Clock()
 	return ring, a.checkRing(ctx, ring)
 }
 
@@ -206,7 +209,7 @@ func (a *App) surfaces() error {
 		return err
 	}
 	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
-	rest := api.New(api.Options{Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
+	rest := api.New(api.Options{Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)
@@ -217,7 +220,7 @@ func (a *App) surfaces() error {
 		}
 		rest.ServeHTTP(w, r)
 	})
-	a.handler = mux
+	a.handler = a.ending.closing(mux)
 	return nil
 }
 
@@ -281,11 +284,7 @@ func (a *App) info(ctx context.Context, who plane.Principal) command.Status {
 func (a *App) Close() error {
 	var errs []error
 	for _, s := range a.servers {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		if s.Shutdown(ctx) != nil {
-			s.Close()
-		}
-		cancel()
+		s.Close() // Run has drained it; New that failed has none
 	}
 	if a.engine != nil {
 		a.engine.Close()

@@ -49,6 +49,10 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
 		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer()}
+	if a.store.Kind() != "sqlite" {
+		a.bridge.Fresh = a.replica.fresh
+	}
+	a.worker = a.newWorker()
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
 		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Restamp: a.cats.Restamp, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
 		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
@@ -148,10 +152,6 @@ func (a *App) dropClosed() {
 func (a *App) refreshPolicy(ctx context.Context) error {
 	a.reloadMu.Lock()
 	defer a.reloadMu.Unlock()
-	changes, err := a.store.ConnectionsChanged(ctx)
-	if err != nil {
-		return err
-	}
 	stored, err := a.store.Connections(ctx)
 	if err != nil {
 		return err
@@ -185,25 +185,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 		return err
 	}
 	a.policy.Store(snap)
-	a.changes = changes
 	return nil
-}
-
-// notice renews the policy when another replica changed a connection.
-func (a *App) notice(ctx context.Context) {
-	changes, err := a.store.ConnectionsChanged(ctx)
-	if err != nil {
-		return // the next look says so again, and calls check the database themselves
-	}
-	a.reloadMu.Lock()
-	same := changes == a.changes
-	a.reloadMu.Unlock()
-	if same {
-		return
-	}
-	if err := a.refreshPolicy(ctx); err != nil {
-		a.o.Log.Error("the policy could not be renewed", "err", err)
-	}
 }
 
 // reload reads the config file again. A bad one changes nothing.

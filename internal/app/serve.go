@@ -49,24 +49,29 @@ func (a *App) Run(ctx context.Context) error {
 	if err := a.engine.Start(ctx); err != nil {
 		return errors.Join(err, tcp.Close(), sock.Close())
 	}
-	failed := make(chan error, 2)
+	onTCP.BaseContext = func(net.Listener) context.Context { return a.ending.calls }
+	onSocket.BaseContext = onTCP.BaseContext
 	for s, l := range map[*http.Server]net.Listener{onTCP: tcp, onSocket: sock} {
 		go func() {
 			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				failed <- err
+				a.give(plane.Errorf(plane.Unavailable, "A listener failed.").Because(err))
 			}
 		}()
 	}
+	if err := a.replica.look(ctx); err != nil {
+		return errors.Join(err, tcp.Close(), sock.Close())
+	}
 	close(a.ready)
 	a.maintain(ctx)
+	defer a.drain()
 	look := time.NewTicker(lostEvery)
 	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-failed:
-			return plane.Errorf(plane.Unavailable, "A listener failed.").Because(err)
+		case err := <-a.failed:
+			return err
 		case <-look.C:
 			if err := a.store.LostBehind(); err != nil {
 				a.o.Log.Error("a record written behind was lost", "err", err, "cause", errors.Unwrap(err))
@@ -93,7 +98,12 @@ func (a *App) maintain(ctx context.Context) {
 	}
 	a.work.Go(func() { a.keys.Resume(ctx) })
 	if a.store.Kind() != "sqlite" {
-		every(time.Second, func() { a.notice(ctx) })
+		a.replica.watch(ctx)
+	}
+	if a.cfg.Limits.CatalogRefresh > 0 {
+		a.work.Go(func() {
+			a.worker.Run(ctx, func(err error) { a.o.Log.Warn("the catalogs' upkeep stopped short", "err", err) })
+		})
 	}
 	every(time.Minute, func() {
 		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx)); err != nil && ctx.Err() == nil {

@@ -55,7 +55,10 @@ type Bridge struct {
 	Audit    Auditor
 	Clock    plane.Clock
 	Limits   plane.Limits
-	Tracer   trace.Tracer
+	// Fresh refuses when the policy may be older than a second; nil where one
+	// process owns the database. An effect is fenced by the database itself.
+	Fresh  func(ctx context.Context) error
+	Tracer trace.Tracer
 }
 
 // Opening says for whom a session is.

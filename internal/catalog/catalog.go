@@ -7,8 +7,6 @@ package catalog
 import (
 	"context"
 	"encoding/json"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,7 +16,11 @@ import (
 
 // Listed is what a server answered to one full listing.
 type Listed struct {
+	At           time.Time // when it was begun; zero for now
 	Tools        []json.RawMessage
+	Resources    []json.RawMessage // nil where they were not asked for
+	Prompts      []json.RawMessage
+	Extras       bool // resources and prompts were asked for
 	Notes        []string
 	Instructions string
 	Server       string
@@ -32,11 +34,27 @@ type Lister interface {
 // Store is what catalog needs of a database.
 type Store interface {
 	Write(ctx context.Context, fn func(plane.Tx) error) error
+	AddAudit(t plane.Tx, e plane.AuditEntry) error
+	Snapshots
+	Judgements
+}
+
+// Snapshots are the stored catalogs.
+type Snapshots interface {
 	Catalogs(ctx context.Context) ([]plane.Catalog, error)
+	CatalogByID(ctx context.Context, id plane.ConnectionID) (plane.Catalog, error)
+	CatalogsSince(ctx context.Context, seq int64) ([]plane.ConnectionID, int64, error)
 	SaveCatalog(t plane.Tx, c *plane.Catalog, whole bool) error
+	ConvertPrefs(t plane.Tx, id plane.ConnectionID, version int64, p plane.Preferences) error
+}
+
+// Judgements are what people said of definitions, and which were adopted.
+type Judgements interface {
 	Reviews(ctx context.Context, id plane.ConnectionID) ([]plane.Review, error)
 	DropReview(t plane.Tx, v *plane.Review) error
-	AddAudit(t plane.Tx, e plane.AuditEntry) error
+	Pins(ctx context.Context, id plane.ConnectionID) ([]plane.Pin, error)
+	PutPin(t plane.Tx, p *plane.Pin) error
+	ForgetPins(t plane.Tx, id plane.ConnectionID, keep int) error
 }
 
 // Catalogs holds the snapshots in memory over the store.
@@ -50,6 +68,8 @@ type Catalogs struct {
 	byID   map[plane.ConnectionID]*plane.Catalog // never changed in place
 	flight map[plane.ConnectionID]*discovery
 	empty  map[plane.ConnectionID]time.Time // when a list was first seen empty after having tools
+	turns  map[plane.ConnectionID]*turn     // who adopts now
+	seq    int64                            // what was taken in of other replicas
 }
 
 type discovery struct {
@@ -66,21 +86,63 @@ const seenEvery = time.Minute
 // Load reads the stored snapshots.
 func Load(ctx context.Context, store Store, lister Lister, clock plane.Clock, lim plane.Limits) (*Catalogs, error) {
 	c := &Catalogs{store: store, lister: lister, clock: clock, lim: lim, byID: map[plane.ConnectionID]*plane.Catalog{},
-		flight: map[plane.ConnectionID]*discovery{}, empty: map[plane.ConnectionID]time.Time{}}
+		flight: map[plane.ConnectionID]*discovery{}, empty: map[plane.ConnectionID]time.Time{}, turns: map[plane.ConnectionID]*turn{}}
+	var err error
+	if _, c.seq, err = store.CatalogsSince(ctx, 0); err != nil { // before what is read, so that nothing is missed
+		return nil, err
+	}
 	stored, err := store.Catalogs(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for i := range stored {
-		s := &stored[i]
-		for j, d := range s.Definitions {
-			read := Read(d.Raw, lim)
-			read.Class, read.Reviewed = d.Class, d.Reviewed
-			s.Definitions[j] = read
-		}
-		c.byID[s.Connection] = s
+		c.byID[stored[i].Connection] = c.read(&stored[i])
 	}
 	return c, nil
+}
+
+// read completes a stored snapshot by what its bytes say.
+func (c *Catalogs) read(s *plane.Catalog) *plane.Catalog {
+	for j, d := range s.Definitions {
+		read := Read(d.Raw, c.lim)
+		read.Class, read.Reviewed, read.Held = d.Class, d.Reviewed, d.Held
+		s.Definitions[j] = read
+	}
+	return s
+}
+
+// Sync takes in what other replicas stored since the last time.
+func (c *Catalogs) Sync(ctx context.Context) error {
+	c.mu.Lock()
+	seq := c.seq
+	c.mu.Unlock()
+	ids, seq, err := c.store.CatalogsSince(ctx, seq)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		s, err := c.store.CatalogByID(ctx, id)
+		switch {
+		case plane.KindOf(err) == plane.NotFound: // removed since
+		case err != nil:
+			return err
+		default:
+			c.keep(c.read(&s))
+		}
+	}
+	c.mu.Lock()
+	c.seq = max(c.seq, seq)
+	c.mu.Unlock()
+	return nil
+}
+
+// keep holds a snapshot in memory, unless a newer one is there.
+func (c *Catalogs) keep(s *plane.Catalog) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if have := c.byID[s.Connection]; have == nil || have.Revision < s.Revision {
+		c.byID[s.Connection] = s
+	}
 }
 
 // Get returns the snapshot of a connection, which must not be changed, or nil.
@@ -176,7 +238,7 @@ func (c *Catalogs) discover(ctx context.Context, g policy.Grant, f *discovery) {
 		if one.Err() != nil {
 			err = timeUp(g, err)
 		}
-		if serr := c.fail(ctx, g, err); serr != nil {
+		if serr := c.fail(ctx, g, err, nil); serr != nil {
 			err = serr
 		}
 	}
@@ -189,139 +251,4 @@ func (c *Catalogs) discover(ctx context.Context, g policy.Grant, f *discovery) {
 
 func timeUp(g policy.Grant, cause error) error {
 	return plane.Errorf(plane.Unavailable, "%s: The server did not answer in time.", g.Connection().Slug).Over("discover_one").Because(cause)
-}
-
-// Adopt makes a listing the connection's snapshot. Nothing is written when it
-// says what is known already. An empty list replaces a full one only when it is
-// still empty a while later.
-func (c *Catalogs) Adopt(ctx context.Context, g policy.Grant, l Listed) error {
-	conn := g.Connection()
-	now := c.clock.Now()
-	next := &plane.Catalog{Connection: conn.ID, Version: conn.Version, Health: plane.HealthOK, CapturedAt: now,
-		Instructions: l.Instructions, Server: l.Server, Definitions: c.readAll(l)}
-	next.Detail = strings.Join(l.Notes, " ")
-	old := c.Get(conn.ID)
-	if old != nil && len(next.Definitions) == 0 && len(old.Definitions) > 0 && !old.Stale(conn.Version) {
-		c.mu.Lock()
-		first, seen := c.empty[conn.ID]
-		if !seen {
-			c.empty[conn.ID] = now
-		}
-		c.mu.Unlock()
-		if !seen || now.Sub(first) < emptyBackoff {
-			return nil
-		}
-	}
-	c.mu.Lock()
-	delete(c.empty, conn.ID)
-	c.mu.Unlock()
-	same := old != nil && sameDefinitions(old.Definitions, next.Definitions) && old.Instructions == next.Instructions
-	if same && old.Version == conn.Version && old.Health == plane.HealthOK && old.Detail == next.Detail && now.Sub(old.CapturedAt) < seenEvery {
-		return nil // a review would have raised the version
-	}
-	reviews, err := c.store.Reviews(ctx, conn.ID)
-	if err != nil {
-		return storeError{err}
-	}
-	gone := review(next.Definitions, reviews)
-	return c.save(ctx, next, old, !same, gone...)
-}
-
-func (c *Catalogs) readAll(l Listed) []plane.Definition {
-	out := make([]plane.Definition, 0, len(l.Tools))
-	seen := map[string]bool{}
-	for _, raw := range l.Tools {
-		d := Read(raw, c.lim)
-		if d.Name != "" && seen[d.Name] {
-			continue // listed twice: the first stands
-		}
-		seen[d.Name] = true
-		out = append(out, d)
-	}
-	return out
-}
-
-func sameDefinitions(a, b []plane.Definition) bool {
-	return slices.EqualFunc(a, b, func(x, y plane.Definition) bool { return x.Fingerprint == y.Fingerprint })
-}
-
-// fail records that a connection could not be listed. The last good snapshot of
-// the unchanged connection stays.
-func (c *Catalogs) fail(ctx context.Context, g policy.Grant, cause error) error {
-	conn := g.Connection()
-	old := c.Get(conn.ID)
-	next := &plane.Catalog{Connection: conn.ID, Version: conn.Version, Health: plane.HealthUnavailable}
-	if old != nil && !old.Stale(conn.Version) {
-		copied := *old
-		next = &copied
-		next.Health = plane.HealthUnavailable
-	}
-	if plane.KindOf(cause) == plane.Unauthenticated {
-		next.Health = plane.HealthUnauthorized
-	}
-	next.Detail = clip(plane.Public(cause).Message, 500)
-	next.FailedAt = c.clock.Now()
-	return c.save(ctx, next, old, old != nil && old.Stale(conn.Version))
-}
-
-// Restamp makes a snapshot the one of a connection's next version, when what
-// changed does not touch what the server offers: preferences, a name, a label.
-func (c *Catalogs) Restamp(ctx context.Context, id plane.ConnectionID, from, to int64) error {
-	old := c.Get(id)
-	if old == nil || old.Stale(from) {
-		return nil
-	}
-	reviews, err := c.store.Reviews(ctx, id)
-	if err != nil {
-		return storeError{err}
-	}
-	next := *old
-	next.Version, next.Definitions = to, slices.Clone(old.Definitions)
-	review(next.Definitions, reviews)
-	return c.save(ctx, &next, old, false)
-}
-
-// save stores a snapshot over the one it replaces, and withdraws the reviews of
-// what is gone. Where another replica was faster, it is stored over that one:
-// what was seen last stands.
-func (c *Catalogs) save(ctx context.Context, next, old *plane.Catalog, whole bool, gone ...plane.Review) error {
-	for try := 0; ; try++ {
-		next.Revision = 1
-		if old != nil {
-			next.Revision = old.Revision + 1
-		}
-		err := c.store.Write(ctx, func(t plane.Tx) error {
-			if err := c.store.SaveCatalog(t, next, whole || old == nil); err != nil {
-				return err
-			}
-			return c.withdraw(t, gone)
-		})
-		if err == nil {
-			break
-		}
-		if plane.KindOf(err) != plane.Conflict || try == saveTries {
-			return storeError{err}
-		}
-		if old, err = c.stored(ctx, next.Connection); err != nil {
-			return storeError{err}
-		}
-		whole = true
-	}
-	c.mu.Lock()
-	c.byID[next.Connection] = next
-	c.mu.Unlock()
-	return nil
-}
-
-const saveTries = 3
-
-// stored reads one connection's snapshot again.
-func (c *Catalogs) stored(ctx context.Context, id plane.ConnectionID) (*plane.Catalog, error) {
-	all, err := c.store.Catalogs(ctx)
-	for i := range all {
-		if all[i].Connection == id {
-			return &all[i], err
-		}
-	}
-	return nil, err
 }

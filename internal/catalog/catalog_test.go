@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -100,6 +102,7 @@ func TestRead(t *testing.T) {
 type memory struct {
 	mu   sync.Mutex
 	rows map[plane.ConnectionID]plane.Catalog
+	pins map[string]plane.Pin
 	fail error
 }
 
@@ -114,6 +117,38 @@ func (m *memory) DropReview(plane.Tx, *plane.Review) error { return nil }
 func (m *memory) AddAudit(plane.Tx, plane.AuditEntry) error { return nil }
 
 func (m *memory) Catalogs(context.Context) ([]plane.Catalog, error) { return nil, nil }
+
+func (m *memory) CatalogByID(_ context.Context, id plane.ConnectionID) (plane.Catalog, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c, ok := m.rows[id]; ok {
+		return c, nil
+	}
+	return plane.Catalog{}, plane.Errorf(plane.NotFound, "none")
+}
+
+func (m *memory) CatalogsSince(context.Context, int64) ([]plane.ConnectionID, int64, error) {
+	return nil, 0, nil
+}
+
+func (m *memory) ConvertPrefs(plane.Tx, plane.ConnectionID, int64, plane.Preferences) error {
+	return nil
+}
+
+func (m *memory) Pins(context.Context, plane.ConnectionID) ([]plane.Pin, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.pins)), nil
+}
+
+func (m *memory) PutPin(_ plane.Tx, p *plane.Pin) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pins[p.Name] = *p
+	return nil
+}
+
+func (m *memory) ForgetPins(plane.Tx, plane.ConnectionID, int) error { return nil }
 
 func (m *memory) SaveCatalog(_ plane.Tx, c *plane.Catalog, whole bool) error {
 	m.mu.Lock()
@@ -162,7 +197,7 @@ func grants(t *testing.T, n int, version int64) []policy.Grant {
 
 func newCatalogs(t *testing.T, l lister) (*Catalogs, *memory) {
 	t.Helper()
-	m := &memory{rows: map[plane.ConnectionID]plane.Catalog{}}
+	m := &memory{rows: map[plane.ConnectionID]plane.Catalog{}, pins: map[string]plane.Pin{}}
 	c, err := Load(t.Context(), m, l, realClock{}, plane.DefaultLimits())
 	if err != nil {
 		t.Fatal(err)

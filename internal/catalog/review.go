@@ -1,6 +1,139 @@
 package catalog
 
-import "patchbay/internal/plane"
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"patchbay/internal/plane"
+)
+
+type jsonRaw = json.RawMessage
+
+// verdict is what a listing changes beside the snapshot.
+type verdict struct {
+	gone   []plane.Review // of definitions that are no more
+	pins   []plane.Pin    // adopted
+	audits []plane.AuditEntry
+	prefs  *plane.Preferences // a legacy selection, turned into exclusions
+}
+
+// pinsKept bounds how many definitions are remembered of one connection.
+const pinsKept = 1024
+
+// noted is how long a definition that keeps changing is not put on record again.
+const noted = time.Minute
+
+// judge decides of every definition of next: its class, whether a person looked
+// at it, and whether it is held back. A definition is adopted by its pin: the
+// first listing of a connection pins all of it, later ones what is not held.
+func (c *Catalogs) judge(ctx context.Context, conn plane.Connection, next, old *plane.Catalog) (verdict, error) {
+	var v verdict
+	reviews, err := c.store.Reviews(ctx, conn.ID)
+	if err != nil {
+		return v, storeError{err}
+	}
+	pins, err := c.store.Pins(ctx, conn.ID)
+	if err != nil {
+		return v, storeError{err}
+	}
+	v.gone = review(next.Definitions, reviews)
+	if next.CapturedAt.IsZero() {
+		return v, nil
+	}
+	prefs := conn.Prefs.Clone()
+	if next.Health == plane.HealthOK && prefs.Convert(supported(next)) {
+		v.prefs = &prefs
+	}
+	j := judging{v: &v, conn: conn, at: next.CapturedAt, first: len(pins) == 0, pins: make(map[string]*plane.Pin, len(pins)), was: map[string]string{}}
+	for i := range pins {
+		j.pins[pins[i].Name] = &pins[i]
+	}
+	if old != nil {
+		for i := range old.Definitions {
+			j.was[old.Definitions[i].Name] = old.Definitions[i].Fingerprint
+		}
+	}
+	for i := range next.Definitions {
+		j.definition(&next.Definitions[i])
+	}
+	if old != nil && next.InstructionsAt.After(old.InstructionsAt) {
+		j.note("instructions.changed", "", "adopted")
+	}
+	return v, nil
+}
+
+func supported(c *plane.Catalog) []string {
+	var out []string
+	for i := range c.Definitions {
+		if c.Definitions[i].Unsupported == "" {
+			out = append(out, c.Definitions[i].Name)
+		}
+	}
+	return out
+}
+
+type judging struct {
+	v     *verdict
+	conn  plane.Connection
+	at    time.Time
+	first bool
+	pins  map[string]*plane.Pin
+	was   map[string]string // name -> fingerprint, as the last snapshot had it
+}
+
+// Why a definition is held.
+const (
+	heldNew     = "new, and nobody has accepted it"
+	heldChanged = "changed, and nobody has accepted it"
+	heldBlocked = "kept out by a person"
+)
+
+func (j *judging) definition(d *plane.Definition) {
+	d.Held = ""
+	if d.Name == "" {
+		return
+	}
+	p := j.pins[d.Name]
+	fresh := plane.Pin{Connection: j.conn.ID, Name: d.Name, Fingerprint: d.Fingerprint, Raw: d.Raw, At: j.at}
+	switch {
+	case p == nil && j.first:
+		j.v.pins = append(j.v.pins, fresh)
+	case p == nil && j.conn.Prefs.Hold:
+		d.Held = heldNew
+		j.noteOnce("definition.new", d, "held")
+	case p == nil:
+		fresh.ChangedAt = j.at
+		j.v.pins = append(j.v.pins, fresh)
+		j.note("definition.new", d.Name, "adopted", d.Fingerprint)
+	case p.BlockedBy != "":
+		d.Held = heldBlocked
+	case p.Fingerprint == d.Fingerprint:
+		d.Reviewed = d.Reviewed || p.AcceptedBy != ""
+	case j.conn.Prefs.Hold:
+		d.Held = heldChanged
+		j.noteOnce("definition.changed", d, "held: "+Kinds(Grade(p.Raw, d.Raw, nil)))
+	default:
+		fresh.Before, fresh.ChangedAt = p.Raw, j.at
+		j.v.pins = append(j.v.pins, fresh)
+		if j.at.Sub(p.ChangedAt) >= noted {
+			j.note("definition.changed", d.Name, "adopted: "+Kinds(Grade(p.Raw, d.Raw, nil)), d.Fingerprint)
+		}
+	}
+}
+
+// noteOnce is for what stays as it is from one listing to the next.
+func (j *judging) noteOnce(action string, d *plane.Definition, decision string) {
+	if j.was[d.Name] != d.Fingerprint {
+		j.note(action, d.Name, decision, d.Fingerprint)
+	}
+}
+
+func (j *judging) note(action, name, decision string, digest ...string) {
+	j.v.audits = append(j.v.audits, plane.AuditEntry{Who: "server", Action: action, What: strings.TrimSpace(string(j.conn.ID) + " " + clip(name, 200)),
+		Decision: decision, Digest: strings.Join(digest, "")})
+}
 
 // review gives each definition the class that a person gave to its very bytes,
 // and every other one effect. It returns the reviews of tools that are listed
@@ -24,15 +157,28 @@ func review(defs []plane.Definition, reviews []plane.Review) (gone []plane.Revie
 	return gone
 }
 
-// withdraw takes back what was said of definitions that changed since: whoever
-// looks at the new one says it again.
-func (c *Catalogs) withdraw(t plane.Tx, gone []plane.Review) error {
-	for i := range gone {
-		r := &gone[i]
+// record writes a verdict down: the reviews of definitions that changed are
+// withdrawn, whoever looks at the new one says it again.
+func (c *Catalogs) record(t plane.Tx, id plane.ConnectionID, v verdict) error {
+	for i := range v.gone {
+		r := &v.gone[i]
 		if err := c.store.DropReview(t, r); err != nil {
 			return err
 		}
-		if err := c.store.AddAudit(t, plane.AuditEntry{Who: "server", Action: "review.withdrawn", What: string(r.Connection) + " " + r.Name, Decision: "changed", Digest: r.Fingerprint}); err != nil {
+		v.audits = append(v.audits, plane.AuditEntry{Who: "server", Action: "review.withdrawn", What: string(r.Connection) + " " + clip(r.Name, 200), Decision: "changed", Digest: r.Fingerprint})
+	}
+	for i := range v.pins {
+		if err := c.store.PutPin(t, &v.pins[i]); err != nil {
+			return err
+		}
+	}
+	if len(v.pins) > 0 {
+		if err := c.store.ForgetPins(t, id, pinsKept); err != nil {
+			return err
+		}
+	}
+	for _, e := range v.audits {
+		if err := c.store.AddAudit(t, e); err != nil {
 			return err
 		}
 	}

@@ -84,7 +84,7 @@ type Options struct {
 	CheckURL    func(egressName, raw string) error
 	Adopt       func(ctx context.Context, g policy.Grant, l catalog.Listed) error
 	Snapshot    func(id plane.ConnectionID) *plane.Catalog
-	Restamp     func(ctx context.Context, id plane.ConnectionID, from, to int64) error
+	Restamp     func(ctx context.Context, conn plane.Connection, from int64) error
 	Reload      func(ctx context.Context) error // makes the stored connections the policy's
 	Ring        *secret.Ring
 	Lookup      func(name string) (secret.Text, bool) // secrets of pinned clients, by variable

@@ -2,7 +2,6 @@ package consent
 
 import (
 	"context"
-	"slices"
 
 	"patchbay/internal/plane"
 )
@@ -66,7 +65,7 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 		s.o.Upstream.Drop(id)
 	}
 	if next.Endpoint == old.Endpoint {
-		if err := s.o.Restamp(ctx, id, old.Version, next.Version); err != nil {
+		if err := s.o.Restamp(ctx, next, old.Version); err != nil {
 			return next, err
 		}
 	}
@@ -108,7 +107,7 @@ func (s *Service) edited(who plane.Principal, c plane.Connection, ch Change) (pl
 		c.Enabled = *ch.Enabled
 	}
 	if ch.Prefs != nil {
-		p := plane.Preferences{Allow: slices.Clone(c.Prefs.Allow), Deny: slices.Clone(c.Prefs.Deny), Excluded: slices.Clone(c.Prefs.Excluded)}
+		p := c.Prefs.Clone()
 		ch.Prefs(&p)
 		if err := p.Validate(); err != nil {
 			return c, err

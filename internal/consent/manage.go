@@ -268,7 +268,7 @@ func (s *Service) Rename(ctx context.Context, who plane.Principal, id plane.Conn
 	if err != nil {
 		return conn, err
 	}
-	if err := s.o.Restamp(ctx, conn.ID, conn.Version-1, conn.Version); err != nil {
+	if err := s.o.Restamp(ctx, conn, conn.Version-1); err != nil {
 		return conn, err
 	}
 	s.o.Upstream.Drop(conn.ID)

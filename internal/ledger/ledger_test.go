@@ -93,7 +93,7 @@ func newRig(t testing.TB) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	r := &rig{s: s, l: ledger.New(s, clock), conn: plane.Connection{ID: "con_a", Scope: plane.Scope{Kind: plane.ScopeOrg}, Slug: "a", Enabled: true, Version: 1}}
+	r := &rig{s: s, l: ledger.New(s, clock), conn: plane.Connection{ID: "con_a", Scope: plane.Scope{Kind: plane.ScopeOrg}, Slug: "a", Enabled: true, State: plane.StateConnected, Version: 1}}
 	r.run = plane.Run{ID: plane.NewRunID(clock.Now()), Agent: "general"}
 	err = s.Write(t.Context(), func(tx plane.Tx) error {
 		if err := s.SaveConnection(tx, &r.conn); err != nil {

@@ -63,6 +63,8 @@ type Client struct {
 	Server       Implementation
 	Instructions string
 	listChanged  bool
+	hasResources bool
+	hasPrompts   bool
 
 	replies    chan struct{} // answers to the server that are under way
 	listening  chan struct{}
@@ -201,6 +203,8 @@ type handshake struct {
 		Tools struct {
 			ListChanged bool `json:"listChanged"`
 		} `json:"tools"`
+		Resources json.RawMessage `json:"resources"`
+		Prompts   json.RawMessage `json:"prompts"`
 	} `json:"capabilities"`
 	Meta map[string]json.RawMessage `json:"_meta"`
 }
@@ -216,6 +220,7 @@ func (c *Client) adopt(h handshake) {
 	c.Server = Implementation{Name: cut(h.ServerInfo.Name, 128), Version: cut(h.ServerInfo.Version, 128)}
 	c.Instructions = cut(h.Instructions, maxInstructions)
 	c.listChanged = h.Capabilities.Tools.ListChanged
+	c.hasResources, c.hasPrompts = len(h.Capabilities.Resources) > 0, len(h.Capabilities.Prompts) > 0
 }
 
 // cut shortens s to at most n bytes on a rune boundary.

@@ -33,16 +33,18 @@ var SupportedVersions = []string{Version20260728, Version20251125, Version202506
 
 // Methods used here.
 const (
-	methodInitialize  = "initialize"
-	methodInitialized = "notifications/initialized"
-	methodDiscover    = "server/discover"
-	methodListen      = "subscriptions/listen"
-	methodPing        = "ping"
-	methodToolsList   = "tools/list"
-	methodToolsCall   = "tools/call"
-	methodCancelled   = "notifications/cancelled"
-	methodProgress    = "notifications/progress"
-	methodListChanged = "notifications/tools/list_changed"
+	methodInitialize    = "initialize"
+	methodInitialized   = "notifications/initialized"
+	methodDiscover      = "server/discover"
+	methodListen        = "subscriptions/listen"
+	methodPing          = "ping"
+	methodToolsList     = "tools/list"
+	methodToolsCall     = "tools/call"
+	methodResourcesList = "resources/list"
+	methodPromptsList   = "prompts/list"
+	methodCancelled     = "notifications/cancelled"
+	methodProgress      = "notifications/progress"
+	methodListChanged   = "notifications/tools/list_changed"
 )
 
 // JSON-RPC error codes.

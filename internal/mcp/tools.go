@@ -14,7 +14,7 @@ import (
 	"patchbay/internal/plane"
 )
 
-// Listing is a server's tool list with its own bytes.
+// Listing is a server's list with its own bytes.
 type Listing struct {
 	Tools []json.RawMessage
 	Notes []string // why the list is not whole
@@ -23,20 +23,55 @@ type Listing struct {
 // ListTools follows the pages to the caps. A repeated cursor ends the listing;
 // the page it led to is not added twice.
 func (c *Client) ListTools(ctx context.Context) (Listing, error) {
+	return c.list(ctx, methodToolsList, "tools")
+}
+
+// Extras are what a server lists beside its tools.
+type Extras struct {
+	Resources, Prompts []json.RawMessage
+	Notes              []string
+}
+
+// ListExtras lists resources and prompts where the server says that it has any. A
+// list that it does not give is a note.
+func (c *Client) ListExtras(ctx context.Context) (Extras, error) {
+	var out Extras
+	for _, k := range []struct {
+		has          bool
+		method, what string
+		into         *[]json.RawMessage
+	}{{c.hasResources, methodResourcesList, "resources", &out.Resources}, {c.hasPrompts, methodPromptsList, "prompts", &out.Prompts}} {
+		if !k.has {
+			continue
+		}
+		l, err := c.list(ctx, k.method, k.what)
+		if err != nil {
+			if ctx.Err() != nil {
+				return out, err
+			}
+			out.Notes = append(out.Notes, "The server did not list its "+k.what+".")
+			continue
+		}
+		*k.into, out.Notes = l.Tools, append(out.Notes, l.Notes...)
+	}
+	return out, nil
+}
+
+func (c *Client) list(ctx context.Context, method, what string) (Listing, error) {
 	var l Listing
 	seen := map[string]bool{}
 	cursor, has := "", false
 	for page := 0; ; page++ {
 		if page == c.o.Bounds.Pages {
-			l.Notes = append(l.Notes, fmt.Sprintf("The list was cut after %d pages (catalog_pages).", page))
+			l.Notes = append(l.Notes, fmt.Sprintf("The list of %s was cut after %d pages (catalog_pages).", what, page))
 			return l, nil
 		}
-		next, more, err := c.listPage(ctx, &l, cursor, has)
+		next, more, err := c.listPage(ctx, &l, method, what, cursor, has)
 		if err != nil {
 			return Listing{}, err
 		}
 		if len(l.Tools) > c.o.Bounds.Tools {
-			l.Notes = append(l.Notes, fmt.Sprintf("The list was cut at %d tools (catalog_tools).", c.o.Bounds.Tools))
+			l.Notes = append(l.Notes, fmt.Sprintf("The list was cut at %d %s (catalog_tools).", c.o.Bounds.Tools, what))
 			l.Tools = l.Tools[:c.o.Bounds.Tools]
 			return l, nil
 		}
@@ -53,7 +88,7 @@ func (c *Client) ListTools(ctx context.Context) (Listing, error) {
 	}
 }
 
-func (c *Client) listPage(ctx context.Context, l *Listing, cursor string, has bool) (next string, more bool, err error) {
+func (c *Client) listPage(ctx context.Context, l *Listing, method, what, cursor string, has bool) (next string, more bool, err error) {
 	params := []byte{'{'}
 	if c.era == EraModern {
 		params = append(append(append(params, `"_meta":{`...), c.meta...), '}')
@@ -64,20 +99,20 @@ func (c *Client) listPage(ctx context.Context, l *Listing, cursor string, has bo
 		}
 		params = appendString(append(params, `"cursor":`...), cursor)
 	}
-	m, err := c.do(ctx, exchange{method: methodToolsList, params: append(params, '}'), modern: c.era == EraModern, first: c.o.Bounds.Header})
+	m, err := c.do(ctx, exchange{method: method, params: append(params, '}'), modern: c.era == EraModern, first: c.o.Bounds.Header})
 	if err != nil {
 		return "", false, err
 	}
 	bad := func(err error) error {
-		return fault(plane.FaultProtocol, "The server's tool list cannot be read.", err)
+		return fault(plane.FaultProtocol, "The server's list of "+what+" cannot be read.", err)
 	}
 	found := false
 	err = Members(m.Result, Answer, func(key string, v []byte) error {
 		switch key {
-		case "tools":
+		case what:
 			found = true
-			return Elements(v, Answer, func(tool []byte) error {
-				l.Tools = append(l.Tools, bytes.Clone(tool))
+			return Elements(v, Answer, func(item []byte) error {
+				l.Tools = append(l.Tools, bytes.Clone(item))
 				return nil
 			})
 		case "nextCursor":

@@ -133,6 +133,7 @@ type Connection struct {
 	CreatedAt time.Time
 	OAuth     OAuthOptions
 	Prefs     Preferences
+	Slot      bool // known by its address: the account that a client without new_account means
 }
 
 // Reasons of auth_error.

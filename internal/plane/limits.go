@@ -32,6 +32,10 @@ type Limits struct {
 	ResultKept    int           `yaml:"result_kept"`         // bytes of one result kept for result_read
 	ResultKeptRun int           `yaml:"result_kept_per_run"` // the same, of all results of a run
 
+	CatalogRefresh time.Duration `yaml:"catalog_refresh"` // between two reads of one catalog; 0 for never by itself
+	Drain          time.Duration `yaml:"drain"`           // for calls under way when the server is stopped
+	DrainNotice    time.Duration `yaml:"drain_notice"`    // of several replicas: for balancers to notice
+
 	SessionsPerConnection int           `yaml:"sessions_per_connection"`
 	SessionIdle           time.Duration `yaml:"session_idle"`
 	ToolsOffered          int           `yaml:"tools_offered"`
@@ -53,6 +57,7 @@ func DefaultLimits() Limits {
 		CallsPerRun: 50, TurnsPerRun: 40, RunTime: 30 * time.Minute, ModelTimeout: 5 * time.Minute,
 		RunsAtOnce: 64, PromptBytes: 256 << 10,
 		ResultChars: 30_000, ResultKept: 2 << 20, ResultKeptRun: 16 << 20,
+		CatalogRefresh: 15 * time.Minute, Drain: 20 * time.Second, DrainNotice: time.Second,
 		SessionsPerConnection: 256, SessionIdle: 5 * time.Minute,
 		ToolsOffered: 40, FingerprintMaxAge: time.Minute, RunLease: 30 * time.Second,
 		TicketLife: 10 * time.Minute, ConnectionsPerScope: 200,
@@ -82,12 +87,15 @@ func (l Limits) Validate() error {
 		{"result_chars", int64(l.ResultChars)}, {"result_kept", int64(l.ResultKept)},
 		{"result_kept_per_run", int64(l.ResultKeptRun)}, {"sessions_per_connection", int64(l.SessionsPerConnection)},
 		{"session_idle", int64(l.SessionIdle)}, {"tools_offered", int64(l.ToolsOffered)},
-		{"run_lease", int64(l.RunLease)}, {"ticket_life", int64(l.TicketLife)},
+		{"run_lease", int64(l.RunLease)}, {"drain", int64(l.Drain)}, {"ticket_life", int64(l.TicketLife)},
 		{"connections_per_scope", int64(l.ConnectionsPerScope)},
 	} {
 		if n.v <= 0 {
 			return Errorf(InvalidInput, "limits.%s must be greater than zero.", n.name).At("limits." + n.name)
 		}
+	}
+	if l.CatalogRefresh < 0 || l.DrainNotice < 0 {
+		return Errorf(InvalidInput, "limits.catalog_refresh and limits.drain_notice must not be negative; a catalog_refresh of 0 reads catalogs only when asked.").At("limits.catalog_refresh")
 	}
 	if l.FingerprintMaxAge < 0 {
 		return Errorf(InvalidInput, "limits.fingerprint_max_age must not be negative; 0 checks before every call.").At("limits.fingerprint_max_age")

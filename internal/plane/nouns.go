@@ -93,7 +93,8 @@ type Definition struct {
 	ReadOnly     bool // readOnlyHint: true
 	Destructive  bool // destructiveHint: true
 	Class        Class
-	Reviewed     bool   // a person said so of this very definition
+	Reviewed     bool   // a person looked at this very definition
+	Held         string // why it is kept out until a person accepts it; empty for offered
 	Unsupported  string // why it is shown and not offered; empty for supported
 	ParamHeaders []ParamHeader
 }
@@ -139,6 +140,11 @@ type Catalog struct {
 	Instructions string
 	Server       string // name and version the server gave itself
 	Definitions  []Definition
+	Resources    []json.RawMessage
+	Prompts      []json.RawMessage
+
+	InstructionsBefore string    // what they were before they changed
+	InstructionsAt     time.Time // when they changed; zero for never
 }
 
 // Stale reports that the catalog was captured under an older configuration.

@@ -13,6 +13,10 @@ type Preferences struct {
 	Allow    []string `json:"allow,omitempty"`    // globs; empty: every tool
 	Deny     []string `json:"deny,omitempty"`     // globs
 	Excluded []string `json:"excluded,omitempty"` // exact names, also of tools that vanished
+	Hold     bool     `json:"hold,omitempty"`     // new and changed definitions stay out until a person accepts them
+	// Legacy is a full selection from before exclusions; the first listing turns
+	// what it leaves out into exclusions.
+	Legacy *[]string `json:"legacy,omitempty"`
 }
 
 // Out is the rule that leaves a tool out, or "".
@@ -24,6 +28,9 @@ func (p *Preferences) Out(name string) string {
 	}
 	if slices.Contains(p.Excluded, name) {
 		return "excluded"
+	}
+	if p.Legacy != nil && !slices.Contains(*p.Legacy, name) {
+		return "outside the selection"
 	}
 	if len(p.Allow) == 0 {
 		return ""
@@ -62,13 +69,18 @@ func Glob(pattern, name string) bool {
 const (
 	maxRules    = 256
 	maxRuleSize = 1024
+	maxNames    = 1024 // of tools left out, those that vanished too
 )
 
 // Validate bounds the rules.
 func (p *Preferences) Validate() error {
-	for field, list := range map[string][]string{"allow": p.Allow, "deny": p.Deny, "exclude": p.Excluded} {
-		if len(list) > maxRules {
-			return Errorf(InvalidInput, "There may be %d rules of a kind.", maxRules).At(field)
+	for field, list := range map[string][]string{"allow": p.Allow, "deny": p.Deny, "exclude": p.Excluded, "tools": p.legacy()} {
+		most := maxRules
+		if field == "exclude" || field == "tools" {
+			most = maxNames
+		}
+		if len(list) > most {
+			return Errorf(InvalidInput, "There may be %d rules of a kind.", most).At(field)
 		}
 		for _, r := range list {
 			if r == "" || len(r) > maxRuleSize || strings.Count(r, "*") > 8 {
@@ -77,6 +89,53 @@ func (p *Preferences) Validate() error {
 		}
 	}
 	return nil
+}
+
+func (p *Preferences) legacy() []string {
+	if p.Legacy == nil {
+		return nil
+	}
+	return *p.Legacy
+}
+
+// Convert turns a legacy selection into exclusions of what is listed and was not
+// selected. It reports whether there was one.
+func (p *Preferences) Convert(listed []string) bool {
+	if p.Legacy == nil {
+		return false
+	}
+	for _, n := range listed {
+		if n != "" && !slices.Contains(*p.Legacy, n) && !slices.Contains(p.Excluded, n) {
+			p.Excluded = append(p.Excluded, n)
+		}
+	}
+	slices.Sort(p.Excluded)
+	p.Legacy = nil
+	return true
+}
+
+// Clone copies the rules, so that a change leaves these alone.
+func (p *Preferences) Clone() Preferences {
+	c := Preferences{Allow: slices.Clone(p.Allow), Deny: slices.Clone(p.Deny), Excluded: slices.Clone(p.Excluded), Hold: p.Hold}
+	if p.Legacy != nil {
+		l := slices.Clone(*p.Legacy)
+		c.Legacy = &l
+	}
+	return c
+}
+
+// Pin is a definition that was adopted, by the tool's name. It outlives the
+// tool's absence: what returns with other bytes has changed.
+type Pin struct {
+	Connection  ConnectionID
+	Name        string
+	Fingerprint string
+	Raw         []byte
+	At          time.Time // when it was adopted
+	Before      []byte    // what it replaced; empty for nothing
+	ChangedAt   time.Time // when it replaced that, or came; zero for what was there at first
+	AcceptedBy  string    // who looked at it and let it in
+	BlockedBy   string    // who keeps the tool out
 }
 
 // Review is a person's word on the class of one exact definition.

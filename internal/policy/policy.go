@@ -385,6 +385,18 @@ func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c *entry
 	return "", ""
 }
 
+// Upkeep is a grant to read each connection that can be read, for whoever keeps
+// the catalogs. It calls no tool: a call is decided for an agent.
+func (s *Snapshot) Upkeep() []Grant {
+	out := make([]Grant, 0, len(s.order))
+	for _, c := range s.order {
+		if c.bad == "" && c.Enabled && c.State != plane.StateAwaiting && c.State != plane.StateAuthError {
+			out = append(out, Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: "upkeep"})
+		}
+	}
+	return out
+}
+
 func (s *Snapshot) grant(c *entry, p plane.Principal) Grant {
 	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID}
 }
@@ -405,6 +417,9 @@ func (g Grant) Connection() plane.Connection { return *g.conn }
 
 // ID is the connection's id, without a copy of the rest.
 func (g Grant) ID() plane.ConnectionID { return g.conn.ID }
+
+// Version is the connection's version, without a copy of the rest.
+func (g Grant) Version() int64 { return g.conn.Version }
 
 // Admits reports whether a request to that scheme and host is what was granted.
 func (g Grant) Admits(scheme, host string) bool {

@@ -37,7 +37,7 @@ func (s *Store) InsertCall(t plane.Tx, c *plane.Call) error {
 // standing is the condition that a dispatch re-checks in the database: the
 // connection is enabled and at the version that was offered, and the run, where
 // there is one, is still held under the fence that planned the call.
-const standing = ` EXISTS (SELECT 1 FROM connections WHERE id = ? AND version = ? AND enabled = 1 {share})
+const standing = ` EXISTS (SELECT 1 FROM connections WHERE id = ? AND version = ? AND enabled = 1 AND state = 'connected' {share})
 	AND (? = 0 OR EXISTS (SELECT 1 FROM runs WHERE id = ? AND fence = ? AND state = 'running' AND cancel = 0 {share}))`
 
 func standingArgs(c *plane.Call) []any {

@@ -28,16 +28,17 @@ func parseScope(s string) plane.Scope {
 	return plane.Scope{Kind: plane.ScopeKind(kind), Name: name}
 }
 
-const connectionColumns = `id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at, created_by, origin, agents, state, reason, oauth, prefs`
+const connectionColumns = `id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at, created_by, origin, agents, state, reason, oauth, prefs, slot`
 
 func scanConnection(r *sql.Rows) (plane.Connection, error) {
 	var c plane.Connection
 	var scope, agents, oauth, prefs string
-	var enabled, created int64
+	var enabled, created, slot int64
 	if err := r.Scan(&c.ID, &scope, &c.Slug, &c.Label, &c.Endpoint, &c.Auth, &enabled, &c.Version, &c.Digest, &created, &c.CreatedBy,
-		&c.Origin, &agents, &c.State, &c.Reason, &oauth, &prefs); err != nil {
+		&c.Origin, &agents, &c.State, &c.Reason, &oauth, &prefs, &slot); err != nil {
 		return c, err
 	}
+	c.Slot = slot != 0
 	c.Scope, c.Enabled, c.CreatedAt = parseScope(scope), enabled != 0, plane.FromMicros(created)
 	return c, errors.Join(json.Unmarshal([]byte(agents), &c.Agents), json.Unmarshal([]byte(oauth), &c.OAuth), json.Unmarshal([]byte(prefs), &c.Prefs))
 }
@@ -76,15 +77,18 @@ func (s *Store) SaveConnection(t plane.Tx, c *plane.Connection) error {
 	if err != nil {
 		return err
 	}
-	res, err := own(t).exec(`INSERT INTO connections (`+connectionColumns+`, removed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+	res, err := own(t).exec(`INSERT INTO connections (`+connectionColumns+`, removed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 		ON CONFLICT (id) DO UPDATE SET slug = excluded.slug, label = excluded.label, endpoint = excluded.endpoint, auth = excluded.auth,
 			enabled = excluded.enabled, version = excluded.version, digest = excluded.digest, agents = excluded.agents,
 			state = excluded.state, reason = excluded.reason, oauth = excluded.oauth, prefs = excluded.prefs
 		WHERE connections.version < excluded.version AND connections.removed_at = 0`,
 		c.ID, c.Scope.String(), c.Slug, c.Label, c.Endpoint, c.Auth, flag(c.Enabled), c.Version, c.Digest, plane.Micros(t.Now()), c.CreatedBy,
-		c.Origin, string(agents), c.State, c.Reason, string(oauth), string(prefs))
+		c.Origin, string(agents), c.State, c.Reason, string(oauth), string(prefs), flag(c.Slot))
 	if IsUnique(err) {
-		return plane.Errorf(plane.Conflict, "A connection named %s is in that scope already.", c.Slug).Because(err)
+		if strings.Contains(err.Error(), "connections_slot") || strings.Contains(err.Error(), "connections.endpoint") {
+			return plane.Errorf(plane.Conflict, "Another connection that is known by its address is at %s already.", c.Endpoint).At("endpoint").Because(err)
+		}
+		return plane.Errorf(plane.Conflict, "A connection named %s is in that scope already.", c.Slug).At("name").Because(err)
 	}
 	if err := exactly(res, err, 1, plane.Errorf(plane.Conflict, "The connection %s was changed in the meantime.", c.Slug)); err != nil {
 		return err
@@ -136,88 +140,13 @@ func (s *Store) RemoveConnection(t plane.Tx, id plane.ConnectionID) error {
 		return err
 	}
 	for _, q := range []string{`DELETE FROM credentials WHERE connection = ?`, `DELETE FROM definitions WHERE connection = ?`, `DELETE FROM catalogs WHERE connection = ?`, `DELETE FROM reviews WHERE connection = ?`,
+		`DELETE FROM pins WHERE connection = ?`, `DELETE FROM extras WHERE connection = ?`, `DELETE FROM refreshes WHERE connection = ?`,
 		`UPDATE tickets SET state = 'cancelled' WHERE connection = ? AND state IN ('pending', 'opened', 'authorizing')`} {
 		if _, err := x.exec(q, id); err != nil {
 			return err
 		}
 	}
 	return s.touchConnections(t)
-}
-
-// metaConnections counts changes to connections, so that every replica notices.
-const metaConnections = "connections_changed"
-
-func (s *Store) touchConnections(t plane.Tx) error {
-	_, err := own(t).exec(`INSERT INTO meta (key, value) VALUES (?, '1')
-		ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS BIGINT) + 1 AS TEXT)`, metaConnections)
-	return err
-}
-
-// ConnectionsChanged is a value that differs after every change to a connection.
-func (s *Store) ConnectionsChanged(ctx context.Context) (string, error) {
-	return s.Meta(ctx, metaConnections)
-}
-
-// Catalogs returns every stored catalog with its definitions' bytes.
-func (s *Store) Catalogs(ctx context.Context) ([]plane.Catalog, error) {
-	var out []plane.Catalog
-	at := map[plane.ConnectionID]int{}
-	err := s.each(ctx, func(r *sql.Rows) error {
-		var c plane.Catalog
-		var captured, failed int64
-		if err := r.Scan(&c.Connection, &c.Version, &c.Revision, &c.Health, &c.Detail, &captured, &failed, &c.Instructions, &c.Server); err != nil {
-			return err
-		}
-		c.CapturedAt, c.FailedAt = plane.FromMicros(captured), plane.FromMicros(failed)
-		at[c.Connection] = len(out)
-		out = append(out, c)
-		return nil
-	}, `SELECT connection, version, revision, health, detail, captured_at, failed_at, instructions, server FROM catalogs ORDER BY connection`)
-	if err != nil {
-		return nil, err
-	}
-	err = s.each(ctx, func(r *sql.Rows) error {
-		var id plane.ConnectionID
-		var d plane.Definition
-		var raw []byte
-		if err := r.Scan(&id, &d.Fingerprint, &d.Class, &d.Reviewed, &raw); err != nil {
-			return err
-		}
-		d.Raw, d.Class = raw, known(d.Class)
-		if i, ok := at[id]; ok {
-			out[i].Definitions = append(out[i].Definitions, d)
-		}
-		return nil
-	}, `SELECT d.connection, d.fingerprint, COALESCE(r.class, 'effect'), r.class IS NOT NULL, d.raw FROM definitions d
-		LEFT JOIN reviews r ON r.connection = d.connection AND r.fingerprint = d.fingerprint ORDER BY d.connection, d.ord`)
-	return out, err
-}
-
-// SaveCatalog stores a catalog's health, and its definitions when whole is set.
-// A revision that is not newer than the stored one is refused.
-func (s *Store) SaveCatalog(t plane.Tx, c *plane.Catalog, whole bool) error {
-	x := own(t)
-	res, err := x.exec(`INSERT INTO catalogs (connection, version, revision, health, detail, captured_at, failed_at, instructions, server)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-		ON CONFLICT (connection) DO UPDATE SET version = excluded.version, revision = excluded.revision, health = excluded.health,
-			detail = excluded.detail, captured_at = excluded.captured_at, failed_at = excluded.failed_at,
-			instructions = excluded.instructions, server = excluded.server
-		WHERE catalogs.revision < excluded.revision`,
-		c.Connection, c.Version, c.Revision, c.Health, c.Detail, plane.Micros(c.CapturedAt), plane.Micros(c.FailedAt), c.Instructions, c.Server)
-	if err := exactly(res, err, 1, plane.Errorf(plane.Conflict, "A newer catalog is stored already.")); err != nil || !whole {
-		return err
-	}
-	if _, err := x.exec(`DELETE FROM definitions WHERE connection = ?`, c.Connection); err != nil {
-		return err
-	}
-	for i := range c.Definitions {
-		d := &c.Definitions[i]
-		if _, err := x.exec(`INSERT INTO definitions (connection, ord, fingerprint, raw) VALUES (?, ?, ?, ?)`,
-			c.Connection, i, d.Fingerprint, []byte(d.Raw)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // AddAudit records a decision.

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
@@ -35,18 +37,20 @@ type Options struct {
 	Path  string // of the SQLite file; empty for PostgreSQL
 	URL   string // postgres://…
 	Dial  func(ctx context.Context, network, addr string) (net.Conn, error)
-	Conns int // PostgreSQL connections; 0 for 16
-	Clock plane.Clock
+	Conns int         // PostgreSQL connections; 0 for 16
+	Clock plane.Clock // nil for the database's own on PostgreSQL, this machine's on SQLite
+	Local plane.Clock // this machine's; nil for the system's
 }
 
 // Store is an open database. Close it.
 type Store struct {
-	pg    bool
-	read  *sql.DB
-	write *sql.DB
-	locks *sql.DB // PostgreSQL's, see Lock
-	clock plane.Clock
-	batch *batcher
+	pg     bool
+	read   *sql.DB
+	write  *sql.DB
+	locks  *sql.DB // PostgreSQL's, see Lock
+	listen *pgx.ConnConfig
+	clock  plane.Clock
+	batch  *batcher
 
 	rebound sync.Map // query text -> the same for PostgreSQL
 	reads   sync.Map // query text -> *sql.Stmt on SQLite's read pool
@@ -55,8 +59,15 @@ type Store struct {
 // Open opens the database and brings its schema up to date.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{pg: o.Path == "", clock: o.Clock}
+	if o.Local == nil {
+		o.Local = plane.SystemClock{}
+	}
+	ours := &sampled{local: o.Local}
 	if s.clock == nil {
-		s.clock = plane.SystemClock{}
+		s.clock = o.Local
+		if s.pg {
+			s.clock = ours
+		}
 	}
 	var err error
 	if s.pg {
@@ -74,14 +85,23 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		}
 		return nil, plane.Errorf(plane.Unavailable, "The database does not answer.").Then("Check database in patchbay.yaml: host, port, user and password.").Because(err)
 	}
-	if err := s.migrate(ctx); err != nil {
+	if err := s.migrate(ctx, o.Path); err != nil {
 		s.read.Close()
 		if s.write != s.read {
 			s.write.Close()
 		}
+		if plane.KindOf(err) == plane.Gone {
+			return nil, err
+		}
 		return nil, plane.Errorf(plane.Unavailable, "The database's schema cannot be brought up to date.").Because(err)
 	}
 	s.batch = newBatcher(s)
+	if s.clock == plane.Clock(ours) {
+		if err := s.sample(ctx, ours); err != nil {
+			return nil, errors.Join(plane.Errorf(plane.Unavailable, "The database does not tell its time.").Because(err), s.Close())
+		}
+		go s.keepTime(ours)
+	}
 	return s, nil
 }
 
@@ -113,7 +133,7 @@ func (s *Store) openPostgres(o Options) error {
 		cfg.DialFunc = o.Dial
 		cfg.LookupFunc = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
 	}
-	s.write = stdlib.OpenDB(*cfg)
+	s.write, s.listen = stdlib.OpenDB(*cfg), cfg
 	s.openLocks(func() *sql.DB { return stdlib.OpenDB(*cfg) })
 	n := o.Conns
 	if n == 0 {
@@ -125,7 +145,9 @@ func (s *Store) openPostgres(o Options) error {
 	return nil
 }
 
-func (s *Store) migrate(ctx context.Context) error {
+// migrate brings the schema up to date. A database that demands a newer program
+// is left as it is; a SQLite file is copied before it is changed.
+func (s *Store) migrate(ctx context.Context, path string) error {
 	dialect, dir := goose.DialectSQLite3, "migrations/sqlite"
 	if s.pg {
 		dialect, dir = goose.DialectPostgres, "migrations/postgres"
@@ -134,11 +156,45 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := goose.NewProvider(dialect, s.write, sub)
+	var options []goose.ProviderOption
+	if s.pg { // replicas that start together migrate one after the other
+		locker, err := lock.NewPostgresSessionLocker()
+		if err != nil {
+			return err
+		}
+		options = append(options, goose.WithSessionLocker(locker))
+	}
+	p, err := goose.NewProvider(dialect, s.write, sub, options...)
 	if err != nil {
 		return err
 	}
+	have, want, err := p.GetVersions(ctx)
+	if err != nil {
+		return err
+	}
+	if have > 0 {
+		if _, err := s.Changes(ctx); err != nil {
+			return err
+		}
+	}
+	if have == want {
+		return nil
+	}
+	if have > 0 && path != "" {
+		if err := s.copyTo(ctx, fmt.Sprintf("%s.before-%d", path, want)); err != nil {
+			return err
+		}
+	}
 	_, err = p.Up(ctx)
+	return err
+}
+
+// copyTo writes the SQLite database to another file, in place of an earlier copy.
+func (s *Store) copyTo(ctx context.Context, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	_, err := s.write.ExecContext(ctx, `VACUUM INTO ?`, path)
 	return err
 }
 

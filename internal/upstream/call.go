@@ -224,6 +224,7 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 	if err == nil {
 		s.lease.Worked()
 		listed = p.describe(s, listing)
+		listed.At = began
 		for _, raw := range listed.Tools {
 			name, print := catalog.Identify(raw)
 			if _, dup := prints[name]; !dup {
@@ -324,6 +325,10 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 		}
 		since := p.o.Clock.Now()
 		listing, err := s.client.ListTools(ctx)
+		var extras mcp.Extras
+		if err == nil {
+			extras, err = s.client.ListExtras(ctx)
+		}
 		p.release(s)
 		if err != nil {
 			e := mcp.AsError(err)
@@ -338,8 +343,18 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 			}
 			return catalog.Listed{}, explain(conn, err)
 		}
-		return p.describe(s, listing), nil
+		out := p.describe(s, listing)
+		out.At, out.Extras, out.Notes = since, true, append(out.Notes, extras.Notes...)
+		out.Resources, out.Prompts = cleaned(s, extras.Resources), cleaned(s, extras.Prompts)
+		return out, nil
 	}
+}
+
+func cleaned(s *session, list []json.RawMessage) []json.RawMessage {
+	for i := range list {
+		list[i], _ = clean(s, list[i])
+	}
+	return list
 }
 
 // printable is a server's tool name, fit for a sentence.

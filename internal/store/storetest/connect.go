@@ -54,7 +54,7 @@ func credentials(t *testing.T, s *store.Store, clock *Clock) {
 	wantKind(t, s.Write(ctx, func(tx plane.Tx) error { // a refresh of the old one comes late
 		return s.SwapCredential(tx, &plane.Credential{Connection: conn.ID, Blob: []byte("the first account")}, rev+1)
 	}), plane.Conflict)
-	before, err := s.ConnectionsChanged(ctx)
+	before, err := s.Changes(ctx)
 	must(t, err)
 	write(t, s, func(tx plane.Tx) error {
 		return s.SetConnectionState(tx, conn.ID, conn.Version, plane.StateAuthError, plane.ReasonRevoked)
@@ -64,7 +64,7 @@ func credentials(t *testing.T, s *store.Store, clock *Clock) {
 	if got.State != plane.StateAuthError || got.Reason != plane.ReasonRevoked || got.Version != conn.Version || got.Agents[0] != "general" || got.OAuth != conn.OAuth {
 		t.Fatalf("%+v", got)
 	}
-	if after, _ := s.ConnectionsChanged(ctx); after == before {
+	if after, _ := s.Changes(ctx); after.Connections == before.Connections {
 		t.Error("the change cannot be noticed")
 	}
 	write(t, s, func(tx plane.Tx) error {

@@ -42,6 +42,10 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"connections", connections},
 		{"catalogs keep bytes", catalogs},
 		{"reviews", reviews},
+		{"refreshes are claimed by one", refreshes},
+		{"pins, extras and changes", pins},
+		{"an older program refuses", minBinary},
+		{"one account is known by its address", slots},
 		{"a call's dispatch stands on version, enablement and fence", dispatchStands},
 		{"a call moves by compare and swap", callMoves},
 		{"attempts", attempts},
@@ -165,7 +169,7 @@ func meta(t *testing.T, s *store.Store, _ *Clock) {
 }
 
 func aConnection(slug string) plane.Connection {
-	return plane.Connection{ID: plane.ConnectionID("con_" + slug), Scope: plane.Scope{Kind: plane.ScopeTeam, Name: "pay:ments"}, Slug: slug, Label: "L " + slug,
+	return plane.Connection{ID: plane.ConnectionID("con_" + slug), Scope: plane.Scope{Kind: plane.ScopeTeam, Name: "pay:ments"}, Slug: slug, State: plane.StateConnected, Label: "L " + slug,
 		Endpoint: "https://x.example/mcp", Auth: plane.AuthBearer, Enabled: true, Version: 1, Digest: "d"}
 }
 
@@ -296,6 +300,11 @@ func dispatchStands(t *testing.T, s *store.Store, clock *Clock) {
 	wantKind(t, dispatch(late), plane.Conflict)
 	late.Version = 2
 	wantKind(t, dispatch(late), plane.Conflict) // turned off
+	broken := off
+	broken.Version, broken.Enabled, broken.State = 3, true, plane.StateAuthError
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &broken) })
+	late.Version = 3
+	wantKind(t, dispatch(late), plane.Conflict) // its credential does not work
 	free.ID, free.Version = plane.NewCallID(clock.Now()), 2
 	wantKind(t, s.Write(ctx, func(tx plane.Tx) error { return s.InsertDispatched(tx, &free) }), plane.Conflict)
 	got, err := s.CallByID(ctx, late.ID)
