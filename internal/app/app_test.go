@@ -46,6 +46,12 @@ func (l *locked) Write(p []byte) (int, error) { l.mu.Lock(); defer l.mu.Unlock()
 // start serves a config; %DIR% is a fresh data directory's parent.
 func start(t *testing.T, dir, config string) *served {
 	t.Helper()
+	return startWith(t, dir, config, nil)
+}
+
+// startWith is start with options that config does not have.
+func startWith(t *testing.T, dir, config string, with func(*app.Options)) *served {
+	t.Helper()
 	if dir == "" {
 		dir = t.TempDir()
 	}
@@ -60,7 +66,11 @@ func start(t *testing.T, dir, config string) *served {
 	}
 	s := &served{t: t, dir: dir, log: &bytes.Buffer{}}
 	ctx, cancel := context.WithCancel(context.Background())
-	s.a, err = app.New(ctx, app.Options{Config: cfg, Version: "test", Log: slog.New(slog.NewTextHandler(&locked{b: s.log}, nil))})
+	o := app.Options{Config: cfg, Version: "test", Log: slog.New(slog.NewTextHandler(&locked{b: s.log}, nil))}
+	if with != nil {
+		with(&o)
+	}
+	s.a, err = app.New(ctx, o)
 	if err != nil {
 		cancel()
 		t.Fatal(err)

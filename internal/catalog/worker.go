@@ -80,11 +80,12 @@ func (w *Worker) Run(ctx context.Context, failed func(error)) {
 // Tick does what is due now, a few at once, and returns how many rounds this
 // replica took.
 func (w *Worker) Tick(ctx context.Context) (int, error) {
-	grants := map[plane.ConnectionID]policy.Grant{}
-	for _, g := range w.Policy().Upkeep() {
+	upkeep := w.Policy().Upkeep()
+	grants := make(map[plane.ConnectionID]policy.Grant, len(upkeep))
+	for _, g := range upkeep {
 		grants[g.ID()] = g
 	}
-	if err := w.schedule(ctx, grants); err != nil {
+	if err := w.schedule(ctx, upkeep); err != nil {
 		return 0, err
 	}
 	due, err := w.Schedule.DueRefreshes(ctx, dueAtOnce)
@@ -132,15 +133,17 @@ func (w *Worker) Tick(ctx context.Context) (int, error) {
 }
 
 // schedule adds what is not in the schedule, and moves forward what has no
-// catalog of its present version.
-func (w *Worker) schedule(ctx context.Context, grants map[plane.ConnectionID]policy.Grant) error {
+// catalog of its present version. Every replica does so in the same order, so that
+// none waits for another in a circle.
+func (w *Worker) schedule(ctx context.Context, upkeep []policy.Grant) error {
 	now := w.Catalogs.clock.Now()
 	w.mu.Lock()
 	if w.known == nil {
 		w.known, w.hurried = map[plane.ConnectionID]bool{}, map[plane.ConnectionID]int64{}
 	}
 	var fresh, hurry []policy.Grant
-	for id, g := range grants {
+	for _, g := range upkeep {
+		id := g.ID()
 		if !w.known[id] {
 			fresh = append(fresh, g)
 		}
@@ -183,12 +186,18 @@ func (w *Worker) schedule(ctx context.Context, grants map[plane.ConnectionID]pol
 // phase, so that they spread over the period, and each is due once in every
 // period of its own; the last tenth of a period is jitter.
 func NextRound(id plane.ConnectionID, now time.Time, period time.Duration) time.Time {
+	return time.Unix(0, 0).Add(phase(id, period) + time.Duration(Slot(id, now, period)+1)*period + rand.N(period/10+1)).UTC()
+}
+
+// Slot numbers the periods of a connection.
+func Slot(id plane.ConnectionID, at time.Time, period time.Duration) int64 {
+	return int64((at.Sub(time.Unix(0, 0)) - phase(id, period)) / period)
+}
+
+func phase(id plane.ConnectionID, period time.Duration) time.Duration {
 	h := fnv.New64a()
 	h.Write([]byte(id))
-	phase := time.Duration(h.Sum64() % uint64(period))
-	since := now.Sub(time.Unix(0, 0)) - phase
-	slot := since / period
-	return time.Unix(0, 0).Add(phase + (slot+1)*period + rand.N(period/10+1)).UTC()
+	return time.Duration(h.Sum64() % uint64(period))
 }
 
 // backoff is the pause after that many failures in a row.

@@ -19,21 +19,54 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// StartPostgres starts a cluster of its own on loopback and returns its URL and
-// what ends it. As root it runs as the user postgres, which PostgreSQL demands.
+// Cluster is a running PostgreSQL.
+type Cluster struct {
+	URL string
+	run func(name string, args ...string) error
+	dir string
+	up  []string // pg_ctl's arguments that start it
+}
+
+// Restart ends every connection at once, as a crash does, and starts it again.
+func (c *Cluster) Restart() error {
+	if err := c.run("pg_ctl", "-D", c.data(), "-m", "immediate", "-w", "stop"); err != nil {
+		return err
+	}
+	return c.run("pg_ctl", c.up...)
+}
+
+// Stop ends it and takes its files away.
+func (c *Cluster) Stop() {
+	c.run("pg_ctl", "-D", c.data(), "-m", "immediate", "stop") // the files go next; nothing depends on it
+	os.RemoveAll(c.dir)
+}
+
+func (c *Cluster) data() string { return filepath.Join(c.dir, "data") }
+
+// StartPostgres is StartCluster for who needs its URL and its end.
 func StartPostgres() (url string, stop func(), err error) {
+	c, err := StartCluster()
+	if err != nil {
+		return "", nil, err
+	}
+	return c.URL, c.Stop, nil
+}
+
+// StartCluster starts a cluster of its own on loopback. As root it runs as the
+// user postgres, which PostgreSQL demands.
+func StartCluster() (*Cluster, error) {
 	bins, err := filepath.Glob("/usr/lib/postgresql/*/bin")
 	if err != nil || len(bins) == 0 {
-		return "", nil, errors.New("storetest: PostgreSQL is not installed (Debian package postgresql)")
+		return nil, errors.New("storetest: PostgreSQL is not installed (Debian package postgresql)")
 	}
 	bin := bins[len(bins)-1]
 	dir, err := os.MkdirTemp("", "pgtest")
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	port, err := freePort()
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	run := func(name string, args ...string) error {
 		cmd := exec.Command(filepath.Join(bin, name), args...)
@@ -52,32 +85,29 @@ func StartPostgres() (url string, stop func(), err error) {
 	}
 	if os.Getuid() == 0 {
 		if out, err := exec.Command("chown", "postgres", dir).CombinedOutput(); err != nil {
-			return "", nil, fmt.Errorf("storetest: %w: %s", err, out)
+			return nil, fmt.Errorf("storetest: %w: %s", err, out)
 		}
 	}
 	data := filepath.Join(dir, "data")
 	if err := run("initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale"); err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	opts := fmt.Sprintf("-p %d -k %s -c listen_addresses=127.0.0.1 -c max_connections=200", port, dir)
-	if err := run("pg_ctl", "-D", data, "-w", "-l", filepath.Join(dir, "log"), "-o", opts, "start"); err != nil {
-		return "", nil, err
+	cl := &Cluster{dir: dir, run: run, up: []string{"-D", data, "-w", "-l", filepath.Join(dir, "log"), "-o", opts, "start"}}
+	if err := run("pg_ctl", cl.up...); err != nil {
+		return nil, err
 	}
-	stop = func() {
-		run("pg_ctl", "-D", data, "-m", "immediate", "stop") // the files go next; nothing depends on it
-		os.RemoveAll(dir)
-	}
-	url = "postgres://postgres@127.0.0.1:" + strconv.Itoa(port) + "/postgres?sslmode=disable"
+	cl.URL = "postgres://postgres@127.0.0.1:" + strconv.Itoa(port) + "/postgres?sslmode=disable"
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	for {
-		c, err := pgx.Connect(ctx, url)
+		c, err := pgx.Connect(ctx, cl.URL)
 		if err == nil {
-			return url, stop, c.Close(ctx)
+			return cl, c.Close(ctx)
 		}
 		if ctx.Err() != nil {
-			stop()
-			return "", nil, err
+			cl.Stop()
+			return nil, err
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
