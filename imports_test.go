@@ -30,7 +30,7 @@ var allowed = map[string]string{
 	"internal/ingress": "command mcp plane",
 
 	// use cases: the product
-	"internal/command":  "authn bridge connect consent ledger plane policy run secret",
+	"internal/command":  "authn bridge catalog connect consent ledger plane policy run secret",
 	"internal/consent":  "catalog connect oauth plane policy secret",
 	"internal/run":      "bridge ledger model plane secret telemetry",
 	"internal/bridge":   "mcp plane policy telemetry upstream",

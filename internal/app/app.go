@@ -203,7 +203,8 @@ func (x agentsOf) Model(name string) (model.Provider, error) {
 // surfaces mounts the API, the command endpoint and the pages.
 func (a *App) surfaces() error {
 	reg := command.New(command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
-		Info: a.info, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits})
+		Info: a.info, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
+		Pins: a.store.Pins, Window: a.window})
 	mcpServer, err := ingress.New(reg, a.o.Version, a.principal)
 	if err != nil {
 		return err
@@ -230,6 +231,21 @@ func (a *App) signInLink() (string, error) {
 		return "", plane.Errorf(plane.Unavailable, "People sign in at the issuer that config names.").Then("Open " + a.publicURL() + authn.SignInPath)
 	}
 	return a.publicURL() + a.auth.Print(), nil
+}
+
+// window is how much a model takes, in tokens: as config says, else what is common
+// for its kind.
+func (a *App) window(name string) int {
+	m := a.live.Load().models()[name]
+	switch {
+	case m.Window > 0:
+		return m.Window
+	case m.Provider == "openai" && m.BaseURL != "":
+		return 32_000 // a model of one's own
+	case m.Provider == "openai":
+		return 128_000
+	}
+	return 200_000
 }
 
 func (a *App) describeModel(name string) string {

@@ -57,6 +57,7 @@ type ModelConfig struct {
 	Model     string       `yaml:"model"`
 	BaseURL   string       `yaml:"base_url"`
 	APIKeyEnv string       `yaml:"api_key_env"`
+	Window    int          `yaml:"window"` // tokens; 0 for what is common for its kind
 	Script    []model.Step `yaml:"script"`
 }
 
@@ -86,16 +87,24 @@ type TeamConfig struct {
 
 // ConnectionConfig is one pinned connection.
 type ConnectionConfig struct {
-	Label         string     `yaml:"label"`
-	URL           string     `yaml:"url"`
-	Auth          plane.Auth `yaml:"auth"`
-	TokenEnv      string     `yaml:"token_env"`
-	Agents        []string   `yaml:"agents"`
-	Enabled       *bool      `yaml:"enabled"`
-	ResponseBytes int        `yaml:"response_bytes"`
-	ClientID      string     `yaml:"client_id"` // an OAuth client that the server's operator made
-	ClientSecret  string     `yaml:"client_secret_env"`
-	ClientAuth    string     `yaml:"client_auth"`
+	Label         string      `yaml:"label"`
+	URL           string      `yaml:"url"`
+	Auth          plane.Auth  `yaml:"auth"`
+	TokenEnv      string      `yaml:"token_env"`
+	Agents        []string    `yaml:"agents"`
+	Enabled       *bool       `yaml:"enabled"`
+	ResponseBytes int         `yaml:"response_bytes"`
+	Tools         ToolsConfig `yaml:"tools"`
+	NewTools      string      `yaml:"new_tools"` // auto, or hold: new and changed definitions wait for a person
+	ClientID      string      `yaml:"client_id"` // an OAuth client that the server's operator made
+	ClientSecret  string      `yaml:"client_secret_env"`
+	ClientAuth    string      `yaml:"client_auth"`
+}
+
+// ToolsConfig says which tools of a connection are used at all.
+type ToolsConfig struct {
+	Allow []string `yaml:"allow"` // globs
+	Deny  []string `yaml:"deny"`
 }
 
 // EgressConfig opens what policy closes.

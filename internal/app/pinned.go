@@ -46,7 +46,14 @@ func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig)
 	conn := plane.Connection{Scope: scope, Slug: slug, Label: cc.Label, Endpoint: cc.URL, Auth: cc.Auth, TokenEnv: cc.TokenEnv,
 		Agents: cc.Agents, Enabled: cc.Enabled == nil || *cc.Enabled, MaxBytes: cc.ResponseBytes,
 		Origin: plane.Pinned, State: plane.StateConnected, CreatedBy: "config", SecretEnv: cc.ClientSecret,
-		OAuth: plane.OAuthOptions{ClientID: cc.ClientID, ClientAuth: cc.ClientAuth}}
+		OAuth: plane.OAuthOptions{ClientID: cc.ClientID, ClientAuth: cc.ClientAuth},
+		Fixed: plane.Preferences{Allow: cc.Tools.Allow, Deny: cc.Tools.Deny, Hold: cc.NewTools == "hold"}}
+	if err := conn.Fixed.Validate(); err != nil {
+		return conn, c.bad("tools", "%s: %s", name, plane.Public(err).Message)
+	}
+	if cc.NewTools != "" && cc.NewTools != "auto" && cc.NewTools != "hold" {
+		return conn, c.bad("new_tools", "%s: new_tools is auto or hold.", name)
+	}
 	if conn.Auth == "" {
 		conn.Auth = plane.AuthNone
 		if cc.TokenEnv != "" {

@@ -54,10 +54,23 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.worker = a.newWorker()
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
-		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Restamp: a.cats.Restamp, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
+		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Restamp: a.restamp, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
 		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
 	a.keys = a.newRotation()
 	return nil
+}
+
+// restamp judges a catalog again by a changed connection and what config says
+// beside.
+func (a *App) restamp(ctx context.Context, conn plane.Connection, from int64) error {
+	a.reloadMu.Lock()
+	for i := range a.pinned {
+		if a.pinned[i].ID == conn.ID {
+			conn.Fixed = a.pinned[i].Fixed
+		}
+	}
+	a.reloadMu.Unlock()
+	return a.cats.Restamp(ctx, conn, from)
 }
 
 // lookup reads a secret that config names by its variable.
@@ -166,7 +179,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	}
 	for _, p := range a.pinned {
 		if s, ok := state[p.ID]; ok { // what a sign-in changed of it
-			p.Version = s.Version
+			p.Version, p.Prefs = s.Version, s.Prefs
 			if p.Auth == plane.AuthOAuth {
 				p.State, p.Reason = s.State, s.Reason
 				id, how := p.OAuth.ClientID, p.OAuth.ClientAuth

@@ -228,7 +228,7 @@ func (b *Bridge) offered(a policy.Attached, cat *plane.Catalog) []*Tool {
 	var out []*Tool
 	for i := range cat.Definitions {
 		d := &cat.Definitions[i]
-		if d.Unsupported != "" || a.Prefs.Out(d.Name) != "" {
+		if d.Unsupported != "" || d.Held != "" || a.Out(d.Name) != "" {
 			continue
 		}
 		al := names[d.Name]
@@ -236,6 +236,12 @@ func (b *Bridge) offered(a policy.Attached, cat *plane.Catalog) []*Tool {
 			Spec: plane.ToolSpec{Name: al, Description: describe(a.Slug, d.Description, b.Limits.DescriptionOffered), Schema: modelSchema(d.InputSchema)}})
 	}
 	return out
+}
+
+// Tokens is about what a definition takes of a model's window: models count
+// differently, and about four bytes make one in JSON and English.
+func Tokens(server string, d *plane.Definition, described int) int {
+	return (len(server) + len(d.Name) + len(describe(server, d.Description, described)) + len(modelSchema(d.InputSchema)) + 40) / 4
 }
 
 // describe prefixes a description that an outsider wrote.

@@ -100,7 +100,7 @@ func (j *judging) definition(d *plane.Definition) {
 	switch {
 	case p == nil && j.first:
 		j.v.pins = append(j.v.pins, fresh)
-	case p == nil && j.conn.Prefs.Hold:
+	case p == nil && j.conn.Holds():
 		d.Held = heldNew
 		j.noteOnce("definition.new", d, "held")
 	case p == nil:
@@ -111,7 +111,7 @@ func (j *judging) definition(d *plane.Definition) {
 		d.Held = heldBlocked
 	case p.Fingerprint == d.Fingerprint:
 		d.Reviewed = d.Reviewed || p.AcceptedBy != ""
-	case j.conn.Prefs.Hold:
+	case j.conn.Holds():
 		d.Held = heldChanged
 		j.noteOnce("definition.changed", d, "held: "+Kinds(Grade(p.Raw, d.Raw, nil)))
 	default:

@@ -96,6 +96,8 @@ type Deps struct {
 	Reload   func(ctx context.Context) (string, error) // reads the config file again
 	SignIn   func() (string, error)                    // a new one-time sign-in link
 	Limits   plane.Limits
+	Pins     func(ctx context.Context, id plane.ConnectionID) ([]plane.Pin, error)
+	Window   func(model string) int // of a model, in tokens
 }
 
 // Registry is the set of commands.
@@ -107,7 +109,7 @@ type Registry struct {
 // New makes the commands.
 func New(d Deps) *Registry {
 	r := &Registry{byName: map[string]*Command{}}
-	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), adminCommands(d)) {
+	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), driftCommands(d), adminCommands(d)) {
 		r.byName[c.Name] = c
 		r.names = append(r.names, c.Name)
 	}

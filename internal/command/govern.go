@@ -35,6 +35,7 @@ type ToolsSetInput struct {
 	Include []string `json:"include,omitempty" help:"Tools to use again that were left out." predictor:"tool"`
 	All     bool     `json:"all,omitempty" help:"Use every tool again, but for what is denied."`
 	None    bool     `json:"none,omitempty" help:"Leave out every tool that is known now."`
+	New     string   `json:"new,omitempty" help:"hold: new and changed definitions wait until they are accepted (mcp diff). use: they are used." enum:"hold,use," default:""`
 	Version int64    `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
 }
 
@@ -73,7 +74,10 @@ func (in *ClassifyInput) review(c *plane.Catalog) (plane.Review, error) {
 func (in *ToolsSetInput) change(known []string) consent.Change {
 	return consent.Change{Version: in.Version, Prefs: func(p *plane.Preferences) {
 		if in.All {
-			p.Allow, p.Excluded = nil, nil
+			p.Allow, p.Excluded, p.Legacy = nil, nil, nil
+		}
+		if in.New != "" {
+			p.Hold = in.New == "hold"
 		}
 		if in.None {
 			p.Excluded = append(p.Excluded, known...)
@@ -178,4 +182,4 @@ func names(c *plane.Catalog) []string {
 }
 
 // leftOut says which rule keeps a tool from being used.
-func leftOut(a policy.Attached, tool string) string { return a.Prefs.Out(tool) }
+func leftOut(a policy.Attached, tool string) string { return a.Out(tool) }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
@@ -95,22 +94,6 @@ type NameInput struct {
 	Name string `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
 }
 
-// ToolRow is one tool of a server.
-type ToolRow struct {
-	Server      string          `json:"server"`
-	Name        string          `json:"name"`
-	Alias       string          `json:"alias,omitempty"` // what a model calls it
-	Description string          `json:"description"`
-	Class       string          `json:"class"`
-	Reviewed    bool            `json:"reviewed,omitempty"` // a person gave the class to this definition
-	Hint        string          `json:"hint"`               // read-only, may write, none
-	Unsupported string          `json:"unsupported,omitempty"`
-	LeftOut     string          `json:"left_out,omitempty"` // the rule that keeps it from being used
-	Fingerprint string          `json:"fingerprint"`
-	Arguments   []string        `json:"arguments"` // names; the required ones end in *
-	InputSchema json.RawMessage `json:"input_schema,omitempty"`
-}
-
 // MCPShow is one connection with its tools.
 type MCPShow struct {
 	Server       ServerRow `json:"server"`
@@ -142,35 +125,7 @@ func (o *MCPShow) Text(w io.Writer, s Style) {
 		fmt.Fprintf(w, "server says it is\t%s\n", bridge.Visible(o.Implements))
 	}
 	fmt.Fprintln(w)
-	(&MCPTools{o.Tools}).Text(w, s)
-}
-
-// MCPToolsInput may name a server.
-type MCPToolsInput struct {
-	Name string `arg:"" optional:"" json:"name" help:"Only this server's tools." predictor:"server"`
-}
-
-// MCPTools is tools of servers.
-type MCPTools struct {
-	Tools []ToolRow `json:"tools"`
-}
-
-// Text draws tools.
-func (o *MCPTools) Text(w io.Writer, s Style) {
-	var rows [][]string
-	for _, t := range o.Tools {
-		offered := t.Class
-		if t.Unsupported != "" {
-			offered = "not offered: " + t.Unsupported
-		} else if t.LeftOut != "" {
-			offered = "off: " + t.LeftOut
-		}
-		if t.Reviewed {
-			offered += ", reviewed"
-		}
-		rows = append(rows, []string{t.Server, bridge.Visible(t.Name), bridge.Visible(strings.Join(t.Arguments, " ")), offered, t.Hint, plane.ShortFingerprint(t.Fingerprint), bridge.Visible(t.Description)})
-	}
-	table(w, s, []string{"SERVER", "TOOL", "ARGUMENTS", "CLASS", "HINT", "FINGERPRINT", "DESCRIPTION"}, rows)
+	(&MCPTools{Tools: o.Tools}).Text(w, s)
 }
 
 // MCPTest is how a server answered just now.
@@ -301,70 +256,9 @@ func showServer(d Deps, who plane.Principal, name string) (*MCPShow, error) {
 		return nil, err
 	}
 	c := d.Catalogs.Get(a.ID)
-	out := &MCPShow{Server: serverRow(a, c), Version: a.Version, Tools: toolRows(a, c)}
+	out := &MCPShow{Server: serverRow(a, c), Version: a.Version, Tools: toolRows(a, c, d.Limits.DescriptionOffered)}
 	if c != nil {
 		out.Revision, out.Implements, out.Instructions = c.Revision, c.Server, c.Instructions
-	}
-	return out, nil
-}
-
-func toolRows(a policy.Attached, c *plane.Catalog) []ToolRow {
-	out := []ToolRow{}
-	if c == nil {
-		return out
-	}
-	names := bridge.Aliases(a.Slug, c.Definitions)
-	for i := range c.Definitions {
-		t := &c.Definitions[i]
-		hint := "none"
-		if t.SideEffectFree() {
-			hint = "read-only"
-		} else if t.Destructive {
-			hint = "may write"
-		}
-		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class), Reviewed: t.Reviewed,
-			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint, Arguments: argumentNames(t.InputSchema), InputSchema: t.InputSchema}
-		row.LeftOut = leftOut(a, t.Name)
-		if t.Unsupported != "" {
-			row.Alias = ""
-		}
-		out = append(out, row)
-	}
-	return out
-}
-
-// argumentNames are the top-level arguments of a schema, in order of name.
-func argumentNames(schema json.RawMessage) []string {
-	var s struct {
-		Properties map[string]json.RawMessage `json:"properties"`
-		Required   []string                   `json:"required"`
-	}
-	out := []string{}
-	if json.Unmarshal(schema, &s) != nil {
-		return out
-	}
-	for name := range s.Properties {
-		if slices.Contains(s.Required, name) {
-			name += "*"
-		}
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
-}
-
-func listTools(d Deps, who plane.Principal, name string) (*MCPTools, error) {
-	out := &MCPTools{Tools: []ToolRow{}}
-	if name != "" {
-		a, err := connection(d.Policy(), who, name)
-		if err != nil {
-			return nil, err
-		}
-		out.Tools = toolRows(a, d.Catalogs.Get(a.ID))
-		return out, nil
-	}
-	for _, a := range d.Policy().Visible(who) {
-		out.Tools = append(out.Tools, toolRows(a, d.Catalogs.Get(a.ID))...)
 	}
 	return out, nil
 }

@@ -129,6 +129,8 @@ func whyTool(note func(check, reason, next, fine string), a policy.Attached, cat
 		switch {
 		case t.Unsupported != "":
 			note("drift", "its definition cannot be offered: "+t.Unsupported, "", "")
+		case t.Held != "":
+			note("drift", "its definition is "+t.Held, "patchbay mcp diff "+a.Slug, "")
 		case i >= lim.ToolsOffered && lim.ToolsOffered > 0 && len(cat.Definitions) > lim.ToolsOffered:
 			note("drift", "", "", "its definition is as it was last seen; a session offers the first "+fmt.Sprint(lim.ToolsOffered)+" tools by name")
 		default:
@@ -165,7 +167,7 @@ func whichTool(d Deps, who plane.Principal, name string) (policy.Attached, strin
 	}
 	var names []string
 	for _, a := range snap.Visible(who) {
-		for _, row := range toolRows(a, d.Catalogs.Get(a.ID)) {
+		for _, row := range toolRows(a, d.Catalogs.Get(a.ID), d.Limits.DescriptionOffered) {
 			if row.Alias == name || row.Name == name {
 				return a, row.Name, nil
 			}

@@ -132,7 +132,7 @@ func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]pla
 		have, known := old[k]
 		delete(old, k)
 		p.Digest = digest(p)
-		p.ID, p.Version, p.Origin, p.CreatedBy = have.ID, have.Version, plane.Pinned, "config"
+		p.ID, p.Version, p.Origin, p.CreatedBy, p.Prefs = have.ID, have.Version, plane.Pinned, "config", have.Prefs
 		if p.State, p.Reason = have.State, have.Reason; p.Auth != plane.AuthOAuth {
 			p.State, p.Reason = plane.StateConnected, ""
 		} else if !known || have.Endpoint != p.Endpoint {
@@ -180,7 +180,7 @@ func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]pla
 
 // digest is over what a person set; the token's value is not part of it.
 func digest(c plane.Connection) string {
-	b, err := json.Marshal([]any{c.Label, c.Endpoint, c.Auth, c.TokenEnv, c.Agents, c.MaxBytes, c.OAuth.ClientID, c.OAuth.ClientAuth})
+	b, err := json.Marshal([]any{c.Label, c.Endpoint, c.Auth, c.TokenEnv, c.Agents, c.MaxBytes, c.OAuth.ClientID, c.OAuth.ClientAuth, c.Fixed})
 	if err != nil { // strings and numbers always marshal
 		return ""
 	}

@@ -31,6 +31,8 @@ type Records interface {
 	SaveConnection(t plane.Tx, c *plane.Connection) error
 	RemoveConnection(t plane.Tx, id plane.ConnectionID) error
 	PutReview(t plane.Tx, r *plane.Review) error
+	Pins(ctx context.Context, id plane.ConnectionID) ([]plane.Pin, error)
+	PutPin(t plane.Tx, p *plane.Pin) error
 	CountConnections(t plane.Tx, scope plane.Scope) (int, error)
 	SetOAuthOptions(t plane.Tx, id plane.ConnectionID, o plane.OAuthOptions) error
 }

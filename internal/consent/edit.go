@@ -17,6 +17,8 @@ type Change struct {
 	Enabled  *bool
 	Prefs    func(p *plane.Preferences)
 	Reviews  []plane.Review // of tools as they are listed now; others keep theirs
+	Accept   []Accepted     // definitions to let in; "*" for all that are held
+	Block    []string       // tools to keep out, whatever their definition
 }
 
 // Edit changes a connection. Its id, credential, preferences and history stay,
@@ -41,6 +43,10 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 	if err != nil {
 		return old, err
 	}
+	pins, err := s.drifted(ctx, who, old, ch)
+	if err != nil {
+		return old, err
+	}
 	next.Version++
 	err = s.o.Store.Write(ctx, func(t plane.Tx) error {
 		if err := s.o.Store.SaveConnection(t, &next); err != nil {
@@ -52,6 +58,19 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 				return err
 			}
 			if err := s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "review." + string(r.Class), What: string(id) + " " + r.Name, Decision: "allow", Digest: r.Fingerprint}); err != nil {
+				return err
+			}
+		}
+		for i := range pins {
+			p := &pins[i]
+			if err := s.o.Store.PutPin(t, p); err != nil {
+				return err
+			}
+			action := "definition.accepted"
+			if p.BlockedBy != "" {
+				action = "definition.blocked"
+			}
+			if err := s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: action, What: string(id) + " " + p.Name, Decision: "allow", Digest: p.Fingerprint}); err != nil {
 				return err
 			}
 		}

@@ -133,8 +133,20 @@ type Connection struct {
 	CreatedAt time.Time
 	OAuth     OAuthOptions
 	Prefs     Preferences
-	Slot      bool // known by its address: the account that a client without new_account means
+	Fixed     Preferences // what config says beside; no command changes it
+	Slot      bool        // known by its address: the account that a client without new_account means
 }
+
+// Out is the rule that leaves a tool out, or "".
+func (c *Connection) Out(name string) string {
+	if why := c.Fixed.Out(name); why != "" {
+		return why + " (pinned in config)"
+	}
+	return c.Prefs.Out(name)
+}
+
+// Holds says whether new and changed definitions wait for a person.
+func (c *Connection) Holds() bool { return c.Fixed.Hold || c.Prefs.Hold }
 
 // Reasons of auth_error.
 const (
