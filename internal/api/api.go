@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"patchbay/internal/command"
 	"patchbay/internal/consent"
@@ -29,6 +30,7 @@ type Runs interface {
 // API serves the HTTP surface.
 type API struct {
 	commands *command.Registry
+	accounts *command.Providers
 	runs     Runs
 	log      *slog.Logger
 	version  string
@@ -47,28 +49,31 @@ const maxBody = 4 << 20
 // to authorization servers.
 type SignIn interface {
 	StartFor(ctx context.Context, who plane.Principal, id plane.ConnectionID, redirect, back string) (consent.Leaving, error)
-	StartNew(ctx context.Context, who plane.Principal, r consent.Request, back string) (consent.Leaving, error)
+	StartAccount(ctx context.Context, who plane.Principal, r consent.Request, own bool, back string) (consent.Leaving, error)
 	Document(local bool) (oauth.Metadata, error)
 }
 
 // Options of the surface.
 type Options struct {
-	Commands *command.Registry
-	Runs     Runs
-	SignIn   SignIn
-	Log      *slog.Logger
-	Version  string
-	Who      func(*http.Request) (plane.Principal, error) // the caller, or why there is none
-	MaySee   func(who plane.Principal, run plane.Run) bool
-	MCP      bool            // servers can be signed in at all
-	Ending   <-chan struct{} // closed when whoever follows a run must come back elsewhere
+	Commands  *command.Registry
+	Providers *command.Providers
+	Runs      Runs
+	SignIn    SignIn
+	Log       *slog.Logger
+	Version   string
+	Who       func(*http.Request) (plane.Principal, error) // the caller, or why there is none
+	MaySee    func(who plane.Principal, run plane.Run) bool
+	MCP       bool            // servers can be signed in at all
+	Ending    <-chan struct{} // closed when whoever follows a run must come back elsewhere
 }
 
 // New makes the surface.
 func New(o Options) *API {
-	a := &API{commands: o.Commands, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, ending: o.Ending, mux: http.NewServeMux()}
+	a := &API{commands: o.Commands, accounts: o.Providers, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, ending: o.Ending, mux: http.NewServeMux()}
 	a.mux.HandleFunc("GET /api/commands/{name}", a.describe)
 	a.mux.HandleFunc("POST /api/agents/{slug}/mcp/oauth/start", a.startSignIn)
+	a.providers()
+	a.reference()
 	a.mux.HandleFunc("GET "+consent.DocumentPath, a.document(false))
 	a.mux.HandleFunc("GET "+consent.LocalDocumentPath, a.document(true))
 	a.mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
@@ -85,6 +90,13 @@ func New(o Options) *API {
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if rest, ok := strings.CutPrefix(r.URL.Path, "/api/v1/"); ok { // the same by another name
+		r2 := *r
+		u := *r.URL
+		u.Path, u.RawPath = "/api/"+rest, ""
+		r2.URL = &u
+		r = &r2
+	}
 	a.mux.ServeHTTP(w, r)
 }
 
@@ -106,9 +118,15 @@ type Problem struct {
 	Field      string     `json:"field,omitempty"`
 	Limit      string     `json:"limit,omitempty"`
 	RetryAfter float64    `json:"retry_after,omitempty"` // seconds
+	// Of a conflict: how it stands now, and what was sent, without its secret.
+	Current   *command.Provider `json:"current,omitempty"`
+	Submitted any               `json:"submitted,omitempty"`
 }
 
-func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
+func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) { a.refuse(w, r, err, nil, nil) }
+
+// refuse is fail with both states of a conflict.
+func (a *API) refuse(w http.ResponseWriter, r *http.Request, err error, current *command.Provider, submitted any) {
 	e := plane.Public(err)
 	code := status[e.Kind]
 	if code == 0 {
@@ -123,7 +141,7 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	w.WriteHeader(code)
 	json.NewEncoder(w).Encode(Problem{Type: "about:blank", Title: http.StatusText(code), Status: code, Detail: e.Message, Code: e.Kind,
-		Next: e.Next, Field: e.Field, Limit: e.Limit, RetryAfter: e.RetryAfter.Seconds()})
+		Next: e.Next, Field: e.Field, Limit: e.Limit, RetryAfter: e.RetryAfter.Seconds(), Current: current, Submitted: submitted})
 }
 
 func (a *API) command(w http.ResponseWriter, r *http.Request) {

@@ -10,12 +10,23 @@ import (
 	"patchbay/internal/plane"
 )
 
-// openapi describes the commands from their Go types, so it cannot drift.
+// openapi serves the document.
 func (a *API) openapi(w http.ResponseWriter, r *http.Request) {
 	if _, err := a.who(r); err != nil {
 		a.fail(w, r, err)
 		return
 	}
+	b, err := json.MarshalIndent(a.document31(), "", " ")
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(b)
+}
+
+// document31 describes the surface from its Go types, so it cannot drift.
+func (a *API) document31() *huma.OpenAPI {
 	reg := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
 	doc := &huma.OpenAPI{OpenAPI: "3.1.0", Info: &huma.Info{Title: "Patchbay", Version: a.version}, Components: &huma.Components{Schemas: reg}}
 	body := func(t reflect.Type, hint string) map[string]*huma.MediaType {
@@ -44,11 +55,17 @@ func (a *API) openapi(w http.ResponseWriter, r *http.Request) {
 		Responses: map[string]*huma.Response{"200": {Description: "Events.", Content: body(reflect.TypeFor[struct {
 			Events []plane.Event `json:"events"`
 		}](), "Events")}, "default": problem}})
-	b, err := json.MarshalIndent(doc, "", " ")
-	if err != nil {
-		a.fail(w, r, err)
-		return
+	for _, rt := range providerRoutes() {
+		op := &huma.Operation{OperationID: rt.id, Method: rt.method, Path: providersPath + rt.path, Summary: rt.summary,
+			Parameters: []*huma.Param{{Name: "slug", In: "path", Required: true, Schema: &huma.Schema{Type: huma.TypeString}}},
+			Responses:  map[string]*huma.Response{"200": {Description: "Done.", Content: body(reflect.TypeOf(rt.out), rt.id+"Answer")}, "default": problem}}
+		if rt.path != "" {
+			op.Parameters = append(op.Parameters, &huma.Param{Name: "provider", In: "path", Required: true, Schema: &huma.Schema{Type: huma.TypeString}})
+		}
+		if rt.in != nil {
+			op.RequestBody = &huma.RequestBody{Required: true, Content: body(reflect.TypeOf(rt.in()).Elem(), rt.id+"Body")}
+		}
+		doc.AddOperation(op)
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Write(b)
+	return doc
 }

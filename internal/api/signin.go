@@ -86,8 +86,8 @@ func (a *API) start(ctx context.Context, who plane.Principal, agent string, in s
 	case in.Connection != "":
 		return a.signIn.StartFor(ctx, who, plane.ConnectionID(in.Connection), "", agent)
 	}
-	return a.signIn.StartNew(ctx, who, consent.Request{Name: plane.SlugOf(in.Name), Label: in.Name, URL: in.Endpoint, Scope: plane.Scope{Kind: plane.ScopeAgent, Name: agent},
-		ClientSecret: secret.New(in.ClientSecret), OAuth: plane.OAuthOptions{ClientID: in.ClientID}}, agent)
+	return a.signIn.StartAccount(ctx, who, consent.Request{Label: in.Name, URL: in.Endpoint, Scope: plane.Scope{Kind: plane.ScopeAgent, Name: agent},
+		ClientSecret: secret.New(in.ClientSecret), OAuth: plane.OAuthOptions{ClientID: in.ClientID}}, in.NewAccount, agent)
 }
 
 // document serves our client ID metadata document, to anybody: it says who we

@@ -202,15 +202,16 @@ func (x agentsOf) Model(name string) (model.Provider, error) {
 
 // surfaces mounts the API, the command endpoint and the pages.
 func (a *App) surfaces() error {
-	reg := command.New(command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
+	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
 		Info: a.info, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
-		Pins: a.store.Pins, Window: a.window})
+		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window}
+	reg := command.New(deps)
 	mcpServer, err := ingress.New(reg, a.o.Version, a.principal)
 	if err != nil {
 		return err
 	}
 	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
-	rest := api.New(api.Options{Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
+	rest := api.New(api.Options{Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)

@@ -97,6 +97,7 @@ type Deps struct {
 	SignIn   func() (string, error)                    // a new one-time sign-in link
 	Limits   plane.Limits
 	Pins     func(ctx context.Context, id plane.ConnectionID) ([]plane.Pin, error)
+	Reviews  func(ctx context.Context, id plane.ConnectionID) ([]plane.Review, error)
 	Window   func(model string) int // of a model, in tokens
 }
 

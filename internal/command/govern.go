@@ -15,6 +15,7 @@ import (
 // Edit changes connections.
 type Edit interface {
 	Edit(ctx context.Context, who plane.Principal, id plane.ConnectionID, ch consent.Change) (plane.Connection, error)
+	Save(ctx context.Context, who plane.Principal, a consent.Account) (plane.Connection, error)
 }
 
 // EditInput says what changes of a connection.

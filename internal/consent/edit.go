@@ -3,7 +3,9 @@ package consent
 import (
 	"context"
 
+	"patchbay/internal/connect"
 	"patchbay/internal/plane"
+	"patchbay/internal/secret"
 )
 
 // Change is what a person changes of a connection; nil leaves a part as it is.
@@ -15,6 +17,7 @@ type Change struct {
 	Label    *string
 	Agents   *[]string
 	Enabled  *bool
+	Token    secret.Text // replaces a pasted credential; empty keeps it
 	Prefs    func(p *plane.Preferences)
 	Reviews  []plane.Review // of tools as they are listed now; others keep theirs
 	Accept   []Accepted     // definitions to let in; "*" for all that are held
@@ -52,6 +55,11 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 		if err := s.o.Store.SaveConnection(t, &next); err != nil {
 			return err
 		}
+		if !ch.Token.Empty() {
+			if err := s.o.Connections.Put(t, next, connect.Pasted(ch.Token)); err != nil {
+				return err
+			}
+		}
 		for i := range reviews {
 			r := &reviews[i]
 			if err := s.o.Store.PutReview(t, r); err != nil {
@@ -79,11 +87,12 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 	if err != nil {
 		return old, err
 	}
-	if next.Endpoint != old.Endpoint || next.Enabled != old.Enabled {
+	asksAnew := next.Endpoint != old.Endpoint || !ch.Token.Empty()
+	if asksAnew || next.Enabled != old.Enabled {
 		s.o.Connections.Forget(id)
 		s.o.Upstream.Drop(id)
 	}
-	if next.Endpoint == old.Endpoint {
+	if !asksAnew {
 		if err := s.o.Restamp(ctx, next, old.Version); err != nil {
 			return next, err
 		}
@@ -93,7 +102,7 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 
 // edited is the connection with the changes, held to every rule.
 func (s *Service) edited(who plane.Principal, c plane.Connection, ch Change) (plane.Connection, error) {
-	if c.Origin != plane.Added && (ch.Endpoint != nil || ch.Label != nil || ch.Agents != nil || ch.Enabled != nil) {
+	if c.Origin != plane.Added && (ch.Endpoint != nil || ch.Label != nil || ch.Agents != nil || ch.Enabled != nil || !ch.Token.Empty()) {
 		return c, pinned(c)
 	}
 	if ch.Endpoint != nil && *ch.Endpoint != c.Endpoint {
@@ -105,6 +114,11 @@ func (s *Service) edited(who plane.Principal, c plane.Connection, ch Change) (pl
 			return c, plane.Errorf(plane.InvalidInput, "An address has at most %d characters.", maxAddress).At("url")
 		}
 		if err := s.o.CheckURL(c.EgressName(), c.Endpoint); err != nil {
+			return c, err
+		}
+	}
+	if !ch.Token.Empty() {
+		if err := s.replaced(&c, ch.Token); err != nil {
 			return c, err
 		}
 	}
@@ -134,4 +148,21 @@ func (s *Service) edited(who plane.Principal, c plane.Connection, ch Change) (pl
 		c.Prefs = p
 	}
 	return c, nil
+}
+
+// replaced gives a connection another pasted credential.
+func (s *Service) replaced(c *plane.Connection, token secret.Text) error {
+	if c.Auth == plane.AuthOAuth {
+		return plane.Errorf(plane.Conflict, "%s signs in with OAuth; it takes no token.", c.Slug).At("token").Then("patchbay mcp connect " + c.Slug)
+	}
+	ok := false
+	token.Expose(func(v string) { ok = goodToken(v) })
+	if !ok {
+		return plane.Errorf(plane.InvalidInput, "%s", BadToken.Sentence()).At("token")
+	}
+	if c.Auth == plane.AuthNone {
+		c.Auth = plane.AuthBearer
+	}
+	c.State, c.Reason = plane.StateConnected, ""
+	return nil
 }
