@@ -102,7 +102,7 @@ func (c *Config) provider(name string) (model.Provider, error) {
 	if m.Provider == "scripted" {
 		return model.NewScripted(m.Script), nil
 	}
-	e := model.Endpoint{BaseURL: m.BaseURL, Model: m.Model}
+	e := model.Endpoint{BaseURL: m.BaseURL, Model: m.Model, Schemas: m.Schemas}
 	if m.APIKeyEnv != "" {
 		v := os.Getenv(m.APIKeyEnv)
 		if v == "" {

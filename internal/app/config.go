@@ -57,7 +57,8 @@ type ModelConfig struct {
 	Model     string       `yaml:"model"`
 	BaseURL   string       `yaml:"base_url"`
 	APIKeyEnv string       `yaml:"api_key_env"`
-	Window    int          `yaml:"window"` // tokens; 0 for what is common for its kind
+	Schemas   string       `yaml:"schemas"` // of an openai endpoint: openai, or gemini for its subset of JSON Schema
+	Window    int          `yaml:"window"`  // tokens; 0 for what is common for its kind
 	Script    []model.Step `yaml:"script"`
 }
 
@@ -275,6 +276,9 @@ func (c *Config) validate() error {
 		}
 		if m.Provider != "scripted" && m.Model == "" {
 			return c.bad("models."+name, "models.%s names no model.", name)
+		}
+		if m.Schemas != "" && (m.Provider != "openai" || m.Schemas != "openai" && m.Schemas != "gemini") {
+			return c.bad("models."+name, "models.%s: schemas goes with an openai endpoint and is openai or gemini.", name)
 		}
 	}
 	for slug, a := range c.Agents {

@@ -59,6 +59,9 @@ type Bridge struct {
 	// process owns the database. An effect is fenced by the database itself.
 	Fresh  func(ctx context.Context) error
 	Tracer trace.Tracer
+
+	schemas  schemas
+	prepared prepared
 }
 
 // Opening says for whom a session is.
@@ -69,6 +72,7 @@ type Opening struct {
 	Fence     int64
 	CallsUsed int // by the same run before a restart
 	Results   plane.Results
+	Dialect   Dialect // of the schemas that the caller takes
 }
 
 // Session is one agent's use of the bridge. Calls may run beside each other.
@@ -102,7 +106,11 @@ type Server struct {
 	ID    plane.ConnectionID
 	Tools int
 	Why   string // why it is not served; empty when it is
+	Left  []Left // tools that the caller's model cannot be shown
 }
+
+// Left is a tool that was left out of an offer, and why.
+type Left struct{ Tool, Why string }
 
 // Tool is one offered tool, bound to connection version and fingerprint.
 type Tool struct {
@@ -112,6 +120,7 @@ type Tool struct {
 	Connection plane.ConnectionID
 	Version    int64
 	Server     string
+	back       *renames // from the caller's names of arguments to the server's
 }
 
 // SideEffectFree says whether a call may run beside others.
@@ -168,7 +177,7 @@ func (s *Session) Renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	next := s.b.makeOffer(snap, attached, failed)
+	next := s.b.makeOffer(snap, attached, failed, s.o.Dialect)
 	s.mu.Lock()
 	s.offer = next
 	s.mu.Unlock()
@@ -182,60 +191,6 @@ func (s *Session) unchanged(o *offer) bool {
 		}
 	}
 	return true
-}
-
-// makeOffer turns what is attached into tools.
-func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, failed map[plane.ConnectionID]error) *offer {
-	o := &offer{policy: snap, byAlias: map[string]*Tool{}, servers: make([]Server, 0, len(attached))}
-	for _, a := range attached {
-		srv := Server{Slug: a.Slug, Scope: a.Scope, ID: a.ID, Why: a.Why}
-		var cat *plane.Catalog
-		if srv.Why == "" {
-			if cat = b.Catalogs.Get(a.ID); cat != nil {
-				o.catalogs = append(o.catalogs, cat)
-			}
-			if err := failed[a.ID]; err != nil {
-				srv.Why = plane.Public(err).Message
-			} else if cat == nil || cat.Stale(a.Version) {
-				srv.Why = "its tools have not been read yet"
-			}
-		}
-		if srv.Why == "" {
-			for _, t := range b.offered(a, cat) {
-				if _, dup := o.byAlias[t.Alias]; dup {
-					continue // two slugs cannot make one alias; a duplicate degrades
-				}
-				o.byAlias[t.Alias] = t
-				o.tools = append(o.tools, t)
-				srv.Tools++
-			}
-		}
-		o.servers = append(o.servers, srv)
-	}
-	slices.SortFunc(o.tools, func(x, y *Tool) int { return strings.Compare(x.Alias, y.Alias) })
-	if over := len(o.tools) - b.Limits.ToolsOffered; over > 0 {
-		o.cut = over
-		for _, t := range o.tools[b.Limits.ToolsOffered:] {
-			delete(o.byAlias, t.Alias)
-		}
-		o.tools = o.tools[:b.Limits.ToolsOffered]
-	}
-	return o
-}
-
-func (b *Bridge) offered(a policy.Attached, cat *plane.Catalog) []*Tool {
-	names := Aliases(a.Slug, cat.Definitions)
-	var out []*Tool
-	for i := range cat.Definitions {
-		d := &cat.Definitions[i]
-		if d.Unsupported != "" || d.Held != "" || a.Out(d.Name) != "" {
-			continue
-		}
-		al := names[d.Name]
-		out = append(out, &Tool{Alias: al, Definition: d, Connection: a.ID, Version: a.Version, Server: a.Slug,
-			Spec: plane.ToolSpec{Name: al, Description: describe(a.Slug, d.Description, b.Limits.DescriptionOffered), Schema: modelSchema(d.InputSchema)}})
-	}
-	return out
 }
 
 // Tokens is about what a definition takes of a model's window: models count
@@ -324,7 +279,7 @@ func (s *Session) Plan(t plane.Tx, use plane.ToolUse) (*plane.Call, error) {
 	if !ok {
 		return nil, nil
 	}
-	c := s.newCall(tool, normalized(use.Input))
+	c := s.newCall(tool, tool.back.restore(normalized(use.Input)))
 	c.ToolUse = use.ID
 	return c, s.b.Ledger.Plan(t, c)
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -58,7 +59,7 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	if !ok {
 		return s.refuse(ctx, in, in.Planned, "There is no tool of that name in this session.", "unknown_tool")
 	}
-	args := normalized(in.Arguments)
+	args := tool.back.restore(normalized(in.Arguments))
 	call := in.Planned
 	if call == nil {
 		call = s.newCall(tool, args)
@@ -70,6 +71,9 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	}
 	if args[0] != '{' || mcp.Check(args, mcp.Strict) != nil {
 		return s.refuse(ctx, in, call, "The arguments are not one unambiguous JSON object.", "bad_arguments")
+	}
+	if faults := s.b.schemas.of(tool.Definition).input.check(args); len(faults) > 0 {
+		return s.refuse(ctx, in, call, "The arguments do not fit the tool's schema, and nothing was sent: "+strings.Join(faults, "; ")+".", "bad_arguments")
 	}
 	if s.o.Run != "" {
 		if n := s.used.Add(1); n > int64(s.b.Limits.CallsPerRun) {
@@ -167,8 +171,9 @@ func (s *Session) fill(out *Out, tool *Tool, res upstream.Result, end plane.Endi
 	if end.IsError {
 		out.Fault = telemetry.ErrorTool
 	}
+	misfit := s.misfit(tool, res, end)
 	if s.o.Results == plane.Raw {
-		out.Raw = res.Raw
+		out.Raw, out.Text = res.Raw, misfit
 		return
 	}
 	r := render(res.Raw)
@@ -183,13 +188,50 @@ func (s *Session) fill(out *Out, tool *Tool, res upstream.Result, end plane.Endi
 		out.IsError = true
 		notice = joinNonEmpty("[The result has no text; other parts are not handed on.]", notice)
 	}
+	notice = joinNonEmpty(misfit, notice)
 	if end.Detail != "" {
 		notice = joinNonEmpty("["+end.Detail+"]", notice)
 	}
 	out.Text = Mark(tool.Server, text, notice)
 }
 
+// misfit says how a result differs from what the tool promised. A failure promised
+// nothing, and what was done is done: it is a note, not an error.
+func (s *Session) misfit(tool *Tool, res upstream.Result, end plane.Ending) string {
+	c := s.b.schemas.of(tool.Definition).output
+	if end.IsError || c.schema == nil {
+		return ""
+	}
+	structured := member(res.Raw, "structuredContent")
+	if structured == nil {
+		return "[The tool promised a structured result and gave none.]"
+	}
+	if faults := c.check(structured); len(faults) > 0 {
+		return "[The structured result is not what the tool promised.]"
+	}
+	return ""
+}
+
+// member is one member of an object that was checked already, or nil.
+func member(raw json.RawMessage, name string) (v json.RawMessage) {
+	if len(raw) == 0 || raw[0] != '{' {
+		return nil
+	}
+	if err := mcp.Members(raw, mcp.Answer, func(key string, m []byte) error {
+		if key == name {
+			v = m
+		}
+		return nil
+	}); err != nil {
+		return nil
+	}
+	return v
+}
+
 func joinNonEmpty(a, b string) string {
+	if a == "" {
+		return b
+	}
 	if b == "" {
 		return a
 	}

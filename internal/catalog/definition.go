@@ -28,6 +28,8 @@ func Read(raw json.RawMessage, lim plane.Limits) plane.Definition {
 			}
 		case "inputSchema":
 			d.InputSchema = v
+		case "outputSchema":
+			d.OutputSchema = v
 		case "annotations":
 			if v[0] == '{' {
 				return mcp.Members(v, mcp.Strict, func(k string, h []byte) error {

@@ -18,6 +18,7 @@ import (
 type Endpoint struct {
 	BaseURL string // empty for the provider's own
 	Model   string
+	Schemas string // the subset of JSON Schema it takes; empty for the provider's own
 	Key     secret.Text
 	Client  *http.Client // with the one transport that reaches BaseURL
 }
@@ -43,6 +44,8 @@ func NewAnthropic(e Endpoint) Provider {
 	})
 	return &anthropicProvider{anthropic.NewClient(opts...), e.Model}
 }
+
+func (p *anthropicProvider) Schemas() string { return "anthropic" }
 
 func (p *anthropicProvider) Describe() string { return "anthropic " + p.model }
 

@@ -43,6 +43,9 @@ type Provider interface {
 	Turn(ctx context.Context, r Request, delta func(string)) (Answer, error)
 	// Describe names provider and model for people.
 	Describe() string
+	// Schemas names the subset of JSON Schema that it takes: anthropic, openai or
+	// gemini.
+	Schemas() string
 }
 
 // Error is a failed turn.

@@ -17,8 +17,9 @@ import (
 const OpenAIURL = "https://api.openai.com/v1"
 
 type openaiProvider struct {
-	chat  openai.ChatService
-	model string
+	chat    openai.ChatService
+	model   string
+	schemas string
 }
 
 // NewOpenAI speaks the Chat Completions API, which many servers speak too.
@@ -34,8 +35,13 @@ func NewOpenAI(e Endpoint) Provider {
 		opts = append(opts, option.WithAPIKey(k))
 	})
 	// The service alone: openai.NewClient would read the environment.
-	return &openaiProvider{openai.NewChatService(opts...), e.Model}
+	if e.Schemas == "" {
+		e.Schemas = "openai"
+	}
+	return &openaiProvider{openai.NewChatService(opts...), e.Model, e.Schemas}
 }
+
+func (p *openaiProvider) Schemas() string { return p.schemas }
 
 func (p *openaiProvider) Describe() string { return "openai " + p.model }
 

@@ -31,6 +31,9 @@ func NewScripted(steps []Step) Provider { return &scripted{steps} }
 
 type scripted struct{ steps []Step }
 
+// Schemas is what the stand-in takes.
+func (p *scripted) Schemas() string { return "anthropic" }
+
 func (p *scripted) Describe() string { return "scripted (no model)" }
 
 func (p *scripted) Turn(ctx context.Context, r Request, delta func(string)) (Answer, error) {

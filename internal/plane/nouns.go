@@ -90,6 +90,7 @@ type Definition struct {
 	Fingerprint  string // lower-case hex SHA-256 over the canonical form
 	Description  string // clipped to the stored bound
 	InputSchema  json.RawMessage
+	OutputSchema json.RawMessage
 	ReadOnly     bool // readOnlyHint: true
 	Destructive  bool // destructiveHint: true
 	Class        Class

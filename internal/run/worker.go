@@ -101,7 +101,7 @@ func (w *worker) prepare(ctx context.Context) ([]plane.Call, error) {
 			}
 		}
 		w.session, err = w.e.o.Bridge.Open(ctx, bridge.Opening{Agent: w.agent.Slug, Principal: w.run.Caller, Run: w.run.ID,
-			Fence: w.run.Fence, CallsUsed: used, Results: plane.Marked})
+			Fence: w.run.Fence, CallsUsed: used, Results: plane.Marked, Dialect: bridge.Dialect(w.provider.Schemas())})
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,262 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+
+	"patchbay/internal/plane"
+)
+
+// schemas holds compiled schemas by the fingerprint of their definition. They
+// compile at their first use; the oldest go when there are too many.
+type schemas struct {
+	mu   sync.Mutex
+	by   map[string]*compiled
+	used []string // oldest first
+}
+
+const (
+	schemasKept = 1024
+	checkSteps  = 100_000 // schema evaluations of one check; a hostile schema is exponential
+	faultsShown = 8
+)
+
+// compiled is a tool's two schemas. One without local check says why.
+type compiled struct {
+	once   sync.Once
+	input  *checker
+	output *checker
+}
+
+// checker is one schema that was compiled, or the reason why it was not.
+type checker struct {
+	why string
+
+	mu     sync.Mutex // one check at a time: steps belong to it
+	steps  int
+	schema *jsonschema.Schema
+}
+
+// of returns a definition's schemas.
+func (s *schemas) of(d *plane.Definition) *compiled {
+	s.mu.Lock()
+	c := s.by[d.Fingerprint]
+	if c == nil {
+		if s.by == nil {
+			s.by = map[string]*compiled{}
+		}
+		c = &compiled{}
+		s.by[d.Fingerprint] = c
+		if s.used = append(s.used, d.Fingerprint); len(s.used) > schemasKept {
+			delete(s.by, s.used[0])
+			s.used = slices.Delete(s.used, 0, 1)
+		}
+	}
+	s.mu.Unlock()
+	c.once.Do(func() { c.input, c.output = compile(d.InputSchema), compile(d.OutputSchema) })
+	return c
+}
+
+// compile makes a checker of a schema: 2020-12 unless it says draft 7, in a scope
+// of its own, with nothing loaded from anywhere. A schema of another dialect, or
+// one that does not compile, is checked by the server alone.
+func compile(raw json.RawMessage) *checker {
+	c := &checker{}
+	if len(raw) == 0 || raw[0] != '{' {
+		return c // nothing to check
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	obj, ok := doc.(map[string]any)
+	if err != nil || !ok {
+		c.why = "the schema cannot be read"
+		return c
+	}
+	draft := jsonschema.Draft2020
+	if s, _ := obj["$schema"].(string); s != "" {
+		switch strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(s, "http://"), "https://"), "#") {
+		case "json-schema.org/draft/2020-12/schema":
+		case "json-schema.org/draft-07/schema", "json-schema.org/draft-06/schema", "json-schema.org/draft-04/schema":
+			draft = jsonschema.Draft7 // what 4 says otherwise is converted
+		default:
+			c.why = "the schema is of a dialect that is not known here"
+			return c
+		}
+		delete(obj, "$schema")
+	}
+	fromDraft4(obj, 0)
+	defer func() {
+		if p := recover(); p != nil {
+			c.schema, c.why = nil, "the schema does not compile"
+		}
+	}()
+	comp := jsonschema.NewCompiler()
+	comp.DefaultDraft(draft)
+	comp.UseLoader(nowhere{})
+	comp.UseRegexpEngine(lenient)
+	comp.AssertFormat()
+	comp.RegisterVocabulary(&jsonschema.Vocabulary{URL: "mem:steps", Compile: func(*jsonschema.CompilerContext, map[string]any) (jsonschema.SchemaExt, error) {
+		return stepper{c}, nil
+	}})
+	comp.AssertVocabs()
+	if err := comp.AddResource("mem:///tool", doc); err != nil {
+		c.why = "the schema does not compile"
+		return c
+	}
+	if c.schema, err = comp.Compile("mem:///tool"); err != nil {
+		c.why = "the schema does not compile"
+	}
+	return c
+}
+
+// fromDraft4 turns the exclusive bounds of draft 4, which are booleans, into
+// today's.
+func fromDraft4(v any, depth int) {
+	if depth > 80 {
+		return
+	}
+	switch x := v.(type) {
+	case map[string]any:
+		for _, k := range [][2]string{{"exclusiveMinimum", "minimum"}, {"exclusiveMaximum", "maximum"}} {
+			if on, ok := x[k[0]].(bool); ok {
+				delete(x, k[0])
+				if bound, has := x[k[1]]; on && has {
+					x[k[0]] = bound
+					delete(x, k[1])
+				}
+			}
+		}
+		for _, e := range x {
+			fromDraft4(e, depth+1)
+		}
+	case []any:
+		for _, e := range x {
+			fromDraft4(e, depth+1)
+		}
+	}
+}
+
+type nowhere struct{}
+
+// Load refuses: a schema brings all that it needs.
+func (nowhere) Load(string) (any, error) { return nil, errors.New("bridge: schemas load nothing") }
+
+// lenient compiles a pattern; one that this engine cannot do is no check.
+func lenient(s string) (jsonschema.Regexp, error) {
+	re, err := regexp.Compile(s)
+	if err != nil {
+		return anything(s), nil
+	}
+	return re, nil
+}
+
+type anything string
+
+// MatchString takes everything.
+func (anything) MatchString(string) bool { return true }
+
+// String is the pattern.
+func (a anything) String() string { return string(a) }
+
+// stepper counts the steps of a check and ends one that takes too many.
+type stepper struct{ c *checker }
+
+var errSteps = errors.New("bridge: the check took too long")
+
+// Validate counts one step.
+func (s stepper) Validate(*jsonschema.ValidatorContext, any) {
+	if s.c.steps--; s.c.steps < 0 {
+		panic(errSteps)
+	}
+}
+
+// check returns what does not fit, in our own words but for names, or nothing.
+// What cannot be checked fits.
+func (c *checker) check(raw json.RawMessage) (faults []string) {
+	if c.schema == nil {
+		return nil
+	}
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if err != nil {
+		return []string{"it is not JSON"}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.steps = checkSteps
+	defer func() {
+		if p := recover(); p != nil {
+			faults = nil // left to the server
+		}
+	}()
+	var bad *jsonschema.ValidationError
+	if err := c.schema.Validate(v); !errors.As(err, &bad) {
+		return nil
+	}
+	collect(bad, &faults)
+	return faults
+}
+
+// collect takes the innermost causes.
+func collect(e *jsonschema.ValidationError, out *[]string) {
+	if len(e.Causes) == 0 {
+		if len(*out) < faultsShown {
+			*out = append(*out, sentence(e))
+		}
+		return
+	}
+	for _, c := range e.Causes {
+		collect(c, out)
+	}
+}
+
+func sentence(e *jsonschema.ValidationError) string {
+	at, in := "the whole", ""
+	if len(e.InstanceLocation) > 0 {
+		at = name(strings.Join(e.InstanceLocation, "/"))
+		in = " in " + at
+	}
+	switch k := e.ErrorKind.(type) {
+	case *kind.Required:
+		return names(k.Missing) + " is missing" + in
+	case *kind.AdditionalProperties:
+		return names(k.Properties) + " is not taken" + in
+	case *kind.Type:
+		return fmt.Sprintf("%s is %s, not %s", at, k.Got, strings.Join(k.Want, " or "))
+	case *kind.Enum:
+		return at + " is none of the values that the schema names"
+	case *kind.Const:
+		return at + " is not the value that the schema names"
+	case *kind.FalseSchema:
+		return at + " must not be there"
+	}
+	path := e.ErrorKind.KeywordPath()
+	if len(path) == 0 {
+		return at + " does not fit"
+	}
+	return at + " does not fit " + name(path[len(path)-1])
+}
+
+// name shows what a server or a caller wrote, short and visible.
+func name(s string) string {
+	s, cut := clipRunes(Visible(s), 80)
+	if cut {
+		s += "…"
+	}
+	return s
+}
+
+func names(list []string) string {
+	out := make([]string, 0, len(list))
+	for _, n := range list[:min(len(list), faultsShown)] {
+		out = append(out, name(n))
+	}
+	return strings.Join(out, ", ")
+}
