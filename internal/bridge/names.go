@@ -23,20 +23,28 @@ const digestChars = 6
 // so an alias depends on the tool and its namesakes, and on no order and no
 // other server.
 func Aliases(server string, defs []plane.Definition) map[string]string {
-	cleaned := make(map[string]int, len(defs))
-	for i := range defs {
-		cleaned[cleanName(defs[i].Name)]++
-	}
 	out := make(map[string]string, len(defs))
-	for i := range defs {
-		name := defs[i].Name
-		out[name] = alias(server, name, cleaned[cleanName(name)] > 1)
+	for i, a := range aliases(server, defs) {
+		out[defs[i].Name] = a
 	}
 	return out
 }
 
-func alias(server, name string, collides bool) string {
-	tool := cleanName(name)
+// aliases is Aliases by the definitions' order.
+func aliases(server string, defs []plane.Definition) []string {
+	cleaned := make([]string, len(defs))
+	count := make(map[string]int, len(defs))
+	for i := range defs {
+		cleaned[i] = cleanName(defs[i].Name)
+		count[cleaned[i]]++
+	}
+	for i, c := range cleaned {
+		cleaned[i] = alias(server, defs[i].Name, c, count[c] > 1)
+	}
+	return cleaned
+}
+
+func alias(server, name, tool string, collides bool) string {
 	full := aliasPrefix + server + "__" + tool
 	if len(full) <= maxAlias && (!collides || tool == name) {
 		return full

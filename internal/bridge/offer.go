@@ -25,8 +25,17 @@ type preparedKey struct {
 type preparedTools struct {
 	catalog *plane.Catalog
 	conn    *plane.Connection
-	tools   []*Tool // by alias
-	left    []Left
+	tools   []*candidate // by alias
+}
+
+// candidate is a tool that may be offered. It is made into one when an offer has a
+// place for it: most of a large catalog never are.
+type candidate struct {
+	alias string
+	def   *plane.Definition
+	once  sync.Once
+	tool  *Tool
+	why   string // the dialect has no form for it
 }
 
 // of returns a connection's tools. The connection is the policy's own: another
@@ -40,8 +49,17 @@ func (p *prepared) of(b *Bridge, a policy.Attached, cat *plane.Catalog, d Dialec
 		return have
 	}
 	made := &preparedTools{catalog: cat, conn: a.Connection}
-	made.tools, made.left = b.offered(a, cat, d)
-	slices.SortFunc(made.tools, func(x, y *Tool) int { return strings.Compare(x.Alias, y.Alias) })
+	names := aliases(a.Slug, cat.Definitions)
+	made.tools = make([]*candidate, 0, len(cat.Definitions))
+	all := make([]candidate, len(cat.Definitions))
+	for i := range cat.Definitions {
+		d := &cat.Definitions[i]
+		if d.Unsupported == "" && d.Held == "" && a.Out(d.Name) == "" {
+			all[i].alias, all[i].def = names[i], d
+			made.tools = append(made.tools, &all[i])
+		}
+	}
+	slices.SortFunc(made.tools, func(x, y *candidate) int { return strings.Compare(x.alias, y.alias) })
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.by == nil {
@@ -58,9 +76,16 @@ func sameRules(a, b *plane.Connection) bool {
 	return same(&a.Prefs, &b.Prefs) && same(&a.Fixed, &b.Fixed)
 }
 
+// place is a candidate with the server it belongs to.
+type place struct {
+	*candidate
+	server int
+}
+
 // makeOffer turns what is attached into tools.
 func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, failed map[plane.ConnectionID]error, d Dialect) *offer {
 	o := &offer{policy: snap, byAlias: map[string]*Tool{}, servers: make([]Server, 0, len(attached))}
+	lists := make([]*preparedTools, 0, len(attached))
 	total := 0
 	for _, a := range attached {
 		srv := Server{Slug: a.Slug, Scope: a.Scope, ID: a.ID, Why: a.Why}
@@ -75,45 +100,67 @@ func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, fa
 				srv.Why = "its tools have not been read yet"
 			}
 		}
+		var ready *preparedTools
 		if srv.Why == "" {
-			ready := b.prepared.of(b, a, cat, d)
-			srv.Tools, srv.Left = len(ready.tools), ready.left
-			total += len(ready.tools)
-			// Of each connection no more than all of an offer can be in it.
-			o.tools = append(o.tools, ready.tools[:min(len(ready.tools), b.Limits.ToolsOffered)]...)
+			ready = b.prepared.of(b, a, cat, d)
+			srv.Tools = len(ready.tools)
+			total += srv.Tools
 		}
-		o.servers = append(o.servers, srv)
+		o.servers, lists = append(o.servers, srv), append(lists, ready)
 	}
-	slices.SortFunc(o.tools, func(x, y *Tool) int { return strings.Compare(x.Alias, y.Alias) })
-	// Two slugs cannot make one alias; a duplicate degrades.
-	o.tools = slices.CompactFunc(o.tools, func(x, y *Tool) bool { return x.Alias == y.Alias })
-	if total > b.Limits.ToolsOffered && len(o.tools) > b.Limits.ToolsOffered {
-		o.cut = total - b.Limits.ToolsOffered
-		o.tools = slices.Clip(o.tools[:b.Limits.ToolsOffered])
+	// Of each connection no more than all of an offer can be in it, unless some of
+	// it cannot be shown.
+	for most := b.Limits.ToolsOffered; ; most = total {
+		b.fill(o, lists, attached, most, d)
+		if len(o.tools) == b.Limits.ToolsOffered || most >= total || !o.left {
+			break
+		}
 	}
-	for _, t := range o.tools {
-		o.byAlias[t.Alias] = t
-	}
+	o.cut = max(0, total-b.Limits.ToolsOffered)
 	return o
 }
 
-// offered are a connection's tools that may be used, and those that the dialect
-// has no form for.
-func (b *Bridge) offered(a policy.Attached, cat *plane.Catalog, dialect Dialect) (out []*Tool, left []Left) {
-	names := Aliases(a.Slug, cat.Definitions)
-	for i := range cat.Definitions {
-		d := &cat.Definitions[i]
-		if d.Unsupported != "" || d.Held != "" || a.Out(d.Name) != "" {
-			continue
+// fill offers the first tools by alias.
+func (b *Bridge) fill(o *offer, lists []*preparedTools, attached []policy.Attached, most int, d Dialect) {
+	var places []place
+	for i, l := range lists {
+		o.servers[i].Left = nil
+		if l != nil {
+			for _, c := range l.tools[:min(len(l.tools), most)] {
+				places = append(places, place{c, i})
+			}
 		}
-		schema, back, why := project(d.InputSchema, dialect)
-		if why != "" {
-			left = append(left, Left{d.Name, why})
-			continue
-		}
-		al := names[d.Name]
-		out = append(out, &Tool{Alias: al, Definition: d, Connection: a.ID, Version: a.Version, Server: a.Slug, back: back,
-			Spec: plane.ToolSpec{Name: al, Description: describe(a.Slug, d.Description, b.Limits.DescriptionOffered), Schema: schema}})
 	}
-	return out, left
+	slices.SortFunc(places, func(x, y place) int { return strings.Compare(x.alias, y.alias) })
+	o.tools, o.left = o.tools[:0], false
+	clear(o.byAlias)
+	for _, p := range places {
+		if len(o.tools) == b.Limits.ToolsOffered {
+			break
+		}
+		p.once.Do(func() { p.make(b, attached[p.server], d) })
+		switch {
+		case p.why != "":
+			o.left = true
+			o.servers[p.server].Left = append(o.servers[p.server].Left, Left{p.def.Name, p.why})
+		case o.byAlias[p.alias] == nil: // two slugs cannot make one alias; a duplicate degrades
+			o.byAlias[p.alias] = p.tool
+			o.tools = append(o.tools, p.tool)
+		}
+	}
+	for i := range o.servers {
+		if lists[i] != nil {
+			o.servers[i].Tools = len(lists[i].tools) - len(o.servers[i].Left)
+		}
+	}
+}
+
+// make makes the tool that a session is offered.
+func (c *candidate) make(b *Bridge, a policy.Attached, d Dialect) {
+	schema, back, why := project(c.def.InputSchema, d)
+	if c.why = why; why != "" {
+		return
+	}
+	c.tool = &Tool{Alias: c.alias, Definition: c.def, Connection: a.ID, Version: a.Version, Server: a.Slug, back: back,
+		Spec: plane.ToolSpec{Name: c.alias, Description: describe(a.Slug, c.def.Description, b.Limits.DescriptionOffered), Schema: schema}}
 }

@@ -200,8 +200,17 @@ func (c *checker) check(raw json.RawMessage) (faults []string) {
 	if err := c.schema.Validate(v); !errors.As(err, &bad) {
 		return nil
 	}
+	if cyclic(bad) {
+		return nil
+	}
 	collect(bad, &faults)
 	return faults
+}
+
+// cyclic reports that a schema refers to itself without end.
+func cyclic(e *jsonschema.ValidationError) bool {
+	_, is := e.ErrorKind.(*kind.RefCycle)
+	return is || slices.ContainsFunc(e.Causes, cyclic)
 }
 
 // collect takes the innermost causes.
