@@ -127,7 +127,8 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 	}
 	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: ledger.New(a.store, a.o.Clock), Agents: agentsOf{a}, Ring: a.ring,
 		Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
-	return a, a.surfaces()
+	a.surfaces()
+	return a, nil
 }
 
 func owner() string {
@@ -201,15 +202,12 @@ func (x agentsOf) Model(name string) (model.Provider, error) {
 }
 
 // surfaces mounts the API, the command endpoint and the pages.
-func (a *App) surfaces() error {
+func (a *App) surfaces() {
 	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
 		Info: a.info, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window}
 	reg := command.New(deps)
-	mcpServer, err := ingress.New(reg, a.o.Version, a.principal)
-	if err != nil {
-		return err
-	}
+	mcpServer := ingress.New(reg, a.o.Version, a.principal)
 	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
 	rest := api.New(api.Options{Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
@@ -223,7 +221,6 @@ func (a *App) surfaces() error {
 		rest.ServeHTTP(w, r)
 	})
 	a.handler = a.ending.closing(mux)
-	return nil
 }
 
 // signInLink is a new one-time link for the local admin's browser.

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 
 	"golang.org/x/text/unicode/norm"
@@ -300,9 +301,9 @@ func texts(v any) []text {
 }
 
 var (
-	urlRE = regexp.MustCompile(`(?i)\b(?:https?|wss?|ftp|file|data):[^\s"'<>)\]}]{2,200}`)
+	urlRE = lazy(`(?i)\b(?:https?|wss?|ftp|file|data):[^\s"'<>)\]}]{2,200}`)
 	// What a description of a tool has no reason to say. Folded text.
-	commandRE = regexp.MustCompile(`(?i)\b(?:ignore|disregard|forget)\b.{0,40}\b(?:instruction|rule|previous|prior|earlier|above|prompt)|` +
+	commandRE = lazy(`(?i)\b(?:ignore|disregard|forget)\b.{0,40}\b(?:instruction|rule|previous|prior|earlier|above|prompt)|` +
 		`\b(?:you|assistant|model|agent|ai) (?:must|should|shall|need to|have to|are required)\b|` +
 		`\b(?:do not|don't|never) (?:tell|mention|reveal|inform|show|ask|warn)\b|` +
 		`\bsystem prompt\b|<\s*/?\s*(?:important|system|instruction|secret)\b|` +
@@ -310,6 +311,11 @@ var (
 		`\balways (?:call|use|send|include|run|pass)\b|` +
 		`\b(?:send|forward|post|upload|append|include)\b.{0,60}\b(?:password|secret|token|credential|api key|private key|conversation|history|contents of)`)
 )
+
+// lazy compiles at the first use: most processes grade nothing.
+func lazy(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
 
 // introduced finds what the new texts bring that the old ones had not.
 func (g *grading) introduced(before string, now, then []text, others []string) {
@@ -321,13 +327,13 @@ func (g *grading) introduced(before string, now, then []text, others []string) {
 		if had[t.s] {
 			continue
 		}
-		for _, u := range urlRE.FindAllString(t.s, 8) {
+		for _, u := range urlRE().FindAllString(t.s, 8) {
 			if !strings.Contains(before, u) {
 				g.add(KindURL, t.where, nil, u)
 			}
 		}
 		folded := Fold(t.s)
-		if m := commandRE.FindString(folded); m != "" {
+		if m := commandRE().FindString(folded); m != "" {
 			g.add(KindInstruction, t.where, nil, m)
 		} else if invisible(t.s) {
 			g.add(KindInstruction, t.where, nil, "characters that cannot be seen")

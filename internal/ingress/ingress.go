@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"reflect"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -21,12 +22,19 @@ import (
 type Commands struct {
 	registry *command.Registry
 	who      func(*http.Request) (plane.Principal, error)
-	defs     []json.RawMessage
+	defs     func() ([]json.RawMessage, error) // made at the first listing
 }
 
 // New makes the endpoint. who tells the caller of a request.
-func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error)) (http.Handler, error) {
-	c := &Commands{registry: registry, who: who}
+func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error)) http.Handler {
+	c := &Commands{registry: registry, who: who, defs: sync.OnceValues(func() ([]json.RawMessage, error) { return definitions(registry) })}
+	return refuseStrangers(who, &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
+		Instructions: "The commands of this Patchbay server."})
+}
+
+// definitions describes every command as a tool.
+func definitions(registry *command.Registry) ([]json.RawMessage, error) {
+	var defs []json.RawMessage
 	for _, cmd := range registry.All() {
 		schema := huma.NewMapRegistry("#/$defs/", huma.DefaultSchemaNamer).Schema(reflect.TypeOf(cmd.Input()).Elem(), false, "")
 		help, err := registry.Help(cmd.Name)
@@ -38,10 +46,9 @@ func New(registry *command.Registry, version string, who func(*http.Request) (pl
 		if err != nil {
 			return nil, err
 		}
-		c.defs = append(c.defs, def)
+		defs = append(defs, def)
 	}
-	return refuseStrangers(who, &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
-		Instructions: "The commands of this Patchbay server."}), nil
+	return defs, nil
 }
 
 // annotations claim only that a command reads, where it does; what the others
@@ -78,7 +85,7 @@ func (c *Commands) Tools(_ context.Context, r *http.Request) ([]json.RawMessage,
 	if _, err := c.who(r); err != nil {
 		return nil, err
 	}
-	return c.defs, nil
+	return c.defs()
 }
 
 // CallTool runs a command. A refusal is a tool error with the code.
