@@ -25,7 +25,7 @@ var allowed = map[string]string{
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane run secret",
-	"internal/web":     "authn consent plane secret",
+	"internal/web":     "authn bridge catalog command consent plane secret",
 	"internal/client":  "plane",
 	"internal/ingress": "command mcp plane",
 

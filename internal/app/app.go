@@ -208,7 +208,7 @@ func (a *App) surfaces() {
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window}
 	reg := command.New(deps)
 	mcpServer := ingress.New(reg, a.o.Version, a.principal)
-	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
+	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
 	rest := api.New(api.Options{Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()

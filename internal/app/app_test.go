@@ -34,6 +34,7 @@ type served struct {
 	dir  string
 	log  *bytes.Buffer
 	stop func()
+	gone bool // it is expected to have ended by itself, with an error
 }
 
 type locked struct {
@@ -87,7 +88,7 @@ func startWith(t *testing.T, dir, config string, with func(*app.Options)) *serve
 	s.stop = func() {
 		once.Do(func() {
 			cancel()
-			if err := <-done; err != nil {
+			if err := <-done; (err != nil) != s.gone {
 				t.Error(err)
 			}
 			if err := s.a.Close(); err != nil {

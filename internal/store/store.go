@@ -194,7 +194,14 @@ func (s *Store) copyTo(ctx context.Context, path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	_, err := s.write.ExecContext(ctx, `VACUUM INTO ?`, path)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // as private as what is copied
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	_, err = s.write.ExecContext(ctx, `VACUUM INTO ?`, path)
 	return err
 }
 

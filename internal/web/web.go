@@ -18,6 +18,7 @@ import (
 	"github.com/a-h/templ"
 
 	"patchbay/internal/authn"
+	"patchbay/internal/command"
 	"patchbay/internal/consent"
 	"patchbay/internal/plane"
 )
@@ -34,6 +35,7 @@ var cssPath = func() string {
 type Options struct {
 	Auth      *authn.Authenticator
 	Consent   *consent.Service
+	Commands  *command.Registry
 	Log       *slog.Logger
 	PublicURL func() string
 	MCP       bool
@@ -51,6 +53,8 @@ func New(o Options) *Pages {
 	p.mux.HandleFunc(consent.ConnectPath+"{nonce}", p.connect)
 	p.mux.HandleFunc(consent.CallbackPath, p.callback)
 	p.mux.HandleFunc("/api"+consent.CallbackPath, p.callback)
+	p.mux.HandleFunc("GET "+serverPath+"{id}", p.server)
+	p.mux.HandleFunc("POST "+serverPath+"{id}", p.server)
 	p.mux.HandleFunc("GET "+authn.SignInPath, p.signIn)
 	p.mux.HandleFunc("GET "+authn.CallbackPath, p.signedIn)
 	p.mux.HandleFunc(authn.LocalPath+"{code}", p.local)
