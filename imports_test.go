@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -288,6 +289,37 @@ func TestInvariantsNameTests(t *testing.T) {
 	for i := range 9 {
 		if !strings.Contains(string(b), fmt.Sprintf("\n%d. ", i+1)) {
 			t.Errorf("promise %d is missing", i+1)
+		}
+	}
+}
+
+// Every test that a table in docs names is there.
+func TestDocsNameTests(t *testing.T) {
+	pkgs, _ := load(t)
+	have := map[string]bool{}
+	for _, p := range pkgs {
+		for _, f := range p.files {
+			for _, d := range f.Decls {
+				if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
+					have[fn.Name.Name] = true
+				}
+			}
+		}
+	}
+	named := regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9]+\b`)
+	for _, file := range []string{"docs/field-cases.md", "docs/invariants.md", "docs/performance.md"} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := named.FindAllString(string(b), -1)
+		if len(names) == 0 {
+			t.Errorf("%s names no test", file)
+		}
+		for _, n := range names {
+			if !have[n] {
+				t.Errorf("%s names %s, which does not exist", file, n)
+			}
 		}
 	}
 }

@@ -64,6 +64,8 @@ func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig)
 	switch {
 	case err != nil:
 		return conn, c.bad("auth", "%s: %s", name, plane.Public(err).Message)
+	case plane.Placeholder(cc.URL) != "":
+		return conn, c.bad("url", "%s: %s in the url stands for a value of yours; write the value.", name, plane.Placeholder(cc.URL))
 	case cc.URL == "":
 		return conn, c.bad("url", "%s names no url.", name)
 	case auth.Pasted() && cc.TokenEnv == "":

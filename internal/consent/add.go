@@ -135,6 +135,8 @@ func (s *Service) candidate(who plane.Principal, r Request) (plane.Connection, p
 		return conn, none, plane.Errorf(plane.InvalidInput, "An address, a client id and an issuer have at most %d characters.", maxAddress).At("url")
 	case len(r.Agents) > maxAgents:
 		return conn, none, plane.Errorf(plane.InvalidInput, "A connection names at most %d agents.", maxAgents).At("agents")
+	case plane.Placeholder(r.URL) != "":
+		return conn, none, plane.Errorf(plane.InvalidInput, "%s in the address stands for a value of yours; write the value.", bounded(plane.Placeholder(r.URL))).At("url")
 	case !strings.Contains(r.URL, "://"):
 		return conn, none, plane.Errorf(plane.InvalidInput, "%q is no address of a server.", bounded(r.URL)).At("url").Then("https://" + bounded(r.URL))
 	}

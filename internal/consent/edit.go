@@ -113,6 +113,9 @@ func (s *Service) edited(who plane.Principal, c plane.Connection, ch Change) (pl
 		if c.Endpoint = *ch.Endpoint; len(c.Endpoint) > maxAddress {
 			return c, plane.Errorf(plane.InvalidInput, "An address has at most %d characters.", maxAddress).At("url")
 		}
+		if p := plane.Placeholder(c.Endpoint); p != "" {
+			return c, plane.Errorf(plane.InvalidInput, "%s in the address stands for a value of yours; write the value.", bounded(p)).At("url")
+		}
 		if err := s.o.CheckURL(c.EgressName(), c.Endpoint); err != nil {
 			return c, err
 		}

@@ -200,7 +200,7 @@ func planCallback(k plane.Ticket, who plane.Principal, local bool, now time.Time
 // brings along.
 func goodToken(s string) bool {
 	s = strings.TrimSpace(s)
-	if s == "" || len(s) > MaxToken {
+	if s == "" || len(s) > MaxToken || plane.Placeholder(s) == s {
 		return false
 	}
 	for i := range len(s) {

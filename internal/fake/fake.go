@@ -92,6 +92,21 @@ func (m *MCP) Wrap(fn func(next http.Handler) http.Handler) {
 	m.wrap = fn
 }
 
+// Around puts fn around the server and what is around it already; the returned
+// function takes it away.
+func (m *MCP) Around(fn func(next http.Handler) http.Handler) (end func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old := m.wrap
+	m.wrap = func(next http.Handler) http.Handler {
+		if old != nil {
+			next = old(next)
+		}
+		return fn(next)
+	}
+	return func() { m.Wrap(old) }
+}
+
 // RequireToken answers 401 to everything without that bearer.
 func (m *MCP) RequireToken(token string) {
 	m.mu.Lock()

@@ -35,6 +35,24 @@ func SlugOf(label string) string {
 	return strings.Trim(s[:min(len(s), MaxSlug)], "-")
 }
 
+// Placeholder is the first {name} or ${name} in a text: what a registry leaves for
+// a person to fill in. It is empty where there is none.
+func Placeholder(s string) string {
+	i := strings.IndexByte(s, '{')
+	if i < 0 {
+		return ""
+	}
+	n := strings.IndexByte(s[i:], '}')
+	if n < 2 {
+		return ""
+	}
+	start := i
+	if i > 0 && s[i-1] == '$' {
+		start--
+	}
+	return s[start : i+n+1]
+}
+
 // Nearest is the candidate most like word, or "" when none is near enough to be
 // what somebody meant.
 func Nearest(word string, candidates []string) string {
