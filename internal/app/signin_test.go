@@ -167,6 +167,30 @@ func TestStepUp(t *testing.T) {
 			t.Errorf("the next sign-in asks for %q, not %s", scopes, want)
 		}
 	}
+	grown := func() (out string) {
+		var d command.MCPDiff
+		if err := s.do("mcp.diff", command.DiffInput{Name: "notes"}, &d); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range d.Other {
+			out += string(c.Kind) + " " + c.Where + " " + c.After + ";"
+		}
+		return out
+	}
+	if got := grown(); got != "scopes_grown asked for admin;" {
+		t.Errorf("what is asked for is not told: %q", got)
+	}
+	m.Guard(nil)
+	v := newVisitor(t)
+	if err := s.do("mcp.connect", command.ConnectInput{Name: "notes"}, &again); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := v.get(v.approve(v.start(again.Link))); code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	if got := grown(); got != "scopes_grown granted admin;" {
+		t.Errorf("what was granted beyond the last sign-in is not told: %q", got)
+	}
 	_ = as
 }
 

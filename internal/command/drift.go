@@ -181,8 +181,11 @@ func diff(ctx context.Context, d Deps, who plane.Principal, name string) (*MCPDi
 	if !c.InstructionsAt.IsZero() {
 		out.Other = append(out.Other, catalog.Change{Kind: catalog.KindInstructions, Before: oneLine(c.InstructionsBefore, 300), After: oneLine(c.Instructions, 300)})
 	}
+	if a.OAuth.Grown != "" {
+		out.Other = append(out.Other, catalog.Change{Kind: catalog.KindScopes, Where: "granted", After: oneLine(a.OAuth.Grown, 300)})
+	}
 	if a.OAuth.StepUp != "" {
-		out.Other = append(out.Other, catalog.Change{Kind: catalog.KindScopes, After: a.OAuth.StepUp})
+		out.Other = append(out.Other, catalog.Change{Kind: catalog.KindScopes, Where: "asked for", After: oneLine(a.OAuth.StepUp, 300)})
 	}
 	return out, nil
 }

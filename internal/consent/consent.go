@@ -13,6 +13,7 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -292,6 +293,7 @@ func (s *Service) claim(ctx context.Context, who plane.Principal, k, next plane.
 	if fresh.OAuth.ClientID != "" && issuer != "" {
 		fresh.OAuth.ClientIssuer = issuer
 	}
+	granted(&fresh, m.Scope())
 	moved, err := s.move(ctx, k, next, func(t plane.Tx) error { return s.store(t, who, &fresh, m) })
 	if err != nil {
 		return Done{}, err
@@ -319,7 +321,30 @@ func signedIn(conn plane.Connection) plane.Connection {
 	return conn
 }
 
+// granted notes what a sign-in may reach, and what of it is more than before.
+func granted(conn *plane.Connection, scope string) {
+	if conn.Auth != plane.AuthOAuth || len(scope) > maxScopes {
+		return
+	}
+	var more []string
+	before := strings.Fields(conn.OAuth.Granted)
+	for _, s := range strings.Fields(scope) {
+		if conn.OAuth.Granted != "" && !slices.Contains(before, s) && !slices.Contains(more, s) {
+			more = append(more, s)
+		}
+	}
+	conn.OAuth.Granted, conn.OAuth.Grown = scope, strings.Join(more, " ")
+}
+
+// maxScopes bounds what is remembered of a server's scopes, in bytes.
+const maxScopes = 4096
+
 func (s *Service) store(t plane.Tx, who plane.Principal, conn *plane.Connection, m connect.Material) error {
+	if conn.OAuth.Grown != "" {
+		if err := s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "oauth.scopes_grown", What: string(conn.ID), Decision: "allow", Digest: bounded(conn.OAuth.Grown)}); err != nil {
+			return err
+		}
+	}
 	if err := s.o.Store.SaveConnection(t, conn); err != nil {
 		return err
 	}

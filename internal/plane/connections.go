@@ -197,6 +197,8 @@ type OAuthOptions struct {
 	NoCIMD        bool   `json:"no_cimd,omitempty"`    // learned: an authorize with our document did not return
 	Tried         string `json:"tried,omitempty"`      // the client identity of an authorize that did not return yet
 	StepUp        string `json:"step_up,omitempty"`    // scopes that a call was refused for
+	Granted       string `json:"granted,omitempty"`    // learned: the scopes of the last sign-in
+	Grown         string `json:"grown,omitempty"`      // those of them that the sign-in before had not
 }
 
 // EgressName is what an entry of egress.allow calls the connection. A bare name
