@@ -227,3 +227,14 @@ func TestSchemasAreBounded(t *testing.T) {
 		t.Errorf("%d kept", len(s.by))
 	}
 }
+
+func BenchmarkCheck(b *testing.B) {
+	c := compile(json.RawMessage(`{"type":"object","properties":{"id":{"type":"string","maxLength":64},"limit":{"type":"integer","minimum":1,"maximum":100},"fields":{"type":"array","items":{"type":"string"}}},"required":["id"],"additionalProperties":false}`))
+	args := json.RawMessage(`{"id":"ENG-1042","limit":25,"fields":["title","state","assignee"]}`)
+	b.ReportAllocs()
+	for b.Loop() {
+		if faults := c.check(args); faults != nil {
+			b.Fatal(faults)
+		}
+	}
+}

@@ -101,6 +101,8 @@ type MCPShow struct {
 	Revision     int64     `json:"revision"`
 	Implements   string    `json:"implementation,omitempty"` // the server's own name
 	Instructions string    `json:"instructions,omitempty"`
+	Resources    []string  `json:"resources,omitempty"` // their URIs, as the server wrote them
+	Prompts      []string  `json:"prompts,omitempty"`   // their names
 	Tools        []ToolRow `json:"tools"`
 }
 
@@ -123,6 +125,14 @@ func (o *MCPShow) Text(w io.Writer, s Style) {
 	fmt.Fprintf(w, "read\t%s\n", s.ago(r.CapturedAt))
 	if o.Implements != "" {
 		fmt.Fprintf(w, "server says it is\t%s\n", bridge.Visible(o.Implements))
+	}
+	for _, x := range []struct {
+		what string
+		list []string
+	}{{"resources", o.Resources}, {"prompts", o.Prompts}} {
+		if len(x.list) > 0 {
+			fmt.Fprintf(w, "%s\t%d: %s\n", x.what, len(x.list), bridge.Visible(oneLine(strings.Join(x.list, ", "), 200)))
+		}
 	}
 	fmt.Fprintln(w)
 	(&MCPTools{Tools: o.Tools}).Text(w, s)
@@ -241,6 +251,19 @@ func serverRow(a policy.Attached, c *plane.Catalog) ServerRow {
 	return r
 }
 
+// members are one text member of each object that has it.
+func members(list []json.RawMessage, name string) []string {
+	var out []string
+	for _, raw := range list {
+		var m map[string]json.RawMessage
+		var s string
+		if json.Unmarshal(raw, &m) == nil && json.Unmarshal(m[name], &s) == nil && s != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 func withoutQuery(endpoint string) string {
 	u, err := url.Parse(endpoint)
 	if err != nil {
@@ -259,6 +282,7 @@ func showServer(d Deps, who plane.Principal, name string) (*MCPShow, error) {
 	out := &MCPShow{Server: serverRow(a, c), Version: a.Version, Tools: toolRows(a, c, d.Limits.DescriptionOffered)}
 	if c != nil {
 		out.Revision, out.Implements, out.Instructions = c.Revision, c.Server, c.Instructions
+		out.Resources, out.Prompts = members(c.Resources, "uri"), members(c.Prompts, "name")
 	}
 	return out, nil
 }
