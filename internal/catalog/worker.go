@@ -100,8 +100,8 @@ func (w *Worker) Tick(ctx context.Context) (int, error) {
 	var idle []plane.ConnectionID
 	for _, r := range due {
 		g, ok := grants[r.Connection]
-		if !ok {
-			idle = append(idle, r.Connection) // off, or not signed in
+		if !ok || r.Parked != 0 && r.Parked == g.Version() {
+			idle = append(idle, r.Connection) // off, not signed in, or with a credential that was rejected
 			continue
 		}
 		slots <- struct{}{}
