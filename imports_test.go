@@ -28,7 +28,7 @@ var allowed = map[string]string{
 	"internal/api":     "command consent oauth plane run secret",
 	"internal/web":     "authn bridge catalog command consent plane secret",
 	"internal/client":  "plane",
-	"internal/ingress": "command mcp plane",
+	"internal/ingress": "bridge command mcp plane",
 
 	// use cases: the product
 	"internal/command":  "authn bridge catalog connect consent ledger plane policy run secret",

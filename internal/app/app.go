@@ -60,6 +60,7 @@ type App struct {
 	guard    *netguard.Policy
 	pool     *upstream.Pool
 	engine   *run.Engine
+	agents   *ingress.Agents
 	traces   *telemetry.Traces
 	bridge   *bridge.Bridge
 	cats     *catalog.Catalogs
@@ -139,6 +140,9 @@ func owner() string {
 	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), plane.NewSessionID(time.Now()))
 }
 
+// replicaName is this process in session ids: short, and another at every start.
+func replicaName() string { return strings.ToLower(string(plane.NewSessionID(time.Now())))[20:] }
+
 // openStore locks the data directory, opens the database and checks that the
 // key ring belongs to it.
 func (a *App) openStore(ctx context.Context) (*secret.Ring, error) {
@@ -213,6 +217,10 @@ func (a *App) surfaces() {
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)
+	a.agents = ingress.NewAgents(ingress.AgentsOptions{Bridge: a.bridge, Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) }, Who: a.principal,
+		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Version: a.o.Version, Replica: replicaName(), Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
+	mux.Handle(ingress.AgentsPath, a.agents)
+	a.cats.Changed = a.listsChanged
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if pages.Serves(r) {
 			pages.ServeHTTP(w, r)
@@ -302,6 +310,9 @@ func (a *App) Close() error {
 	}
 	if a.engine != nil {
 		a.engine.Close()
+	}
+	if a.agents != nil {
+		a.agents.Close()
 	}
 	a.work.Wait()
 	if a.pool != nil {

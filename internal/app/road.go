@@ -73,6 +73,13 @@ func (a *App) restamp(ctx context.Context, conn plane.Connection, from int64) er
 	return a.cats.Restamp(ctx, conn, from)
 }
 
+// listsChanged tells the agents' clients that what they may use differs.
+func (a *App) listsChanged() {
+	if a.agents != nil {
+		a.agents.Changed()
+	}
+}
+
 // lookup reads a secret that config names by its variable.
 func lookup(name string) (secret.Text, bool) {
 	v, ok := os.LookupEnv(name)
@@ -198,6 +205,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 		return err
 	}
 	a.policy.Store(snap)
+	a.listsChanged()
 	return nil
 }
 

@@ -105,6 +105,7 @@ func (a *App) maintain(ctx context.Context) {
 			a.worker.Run(ctx, func(err error) { a.o.Log.Warn("the catalogs' upkeep stopped short", "err", err) })
 		})
 	}
+	every(time.Minute, a.agents.Reap)
 	every(time.Minute, func() {
 		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx)); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("upkeep did not end", "err", err)

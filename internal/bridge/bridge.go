@@ -122,6 +122,8 @@ type Tool struct {
 	Version    int64
 	Server     string
 	back       *renames // from the caller's names of arguments to the server's
+	renamed    sync.Once
+	bytes      json.RawMessage // under the alias
 }
 
 // SideEffectFree says whether a call may run beside others.

@@ -32,6 +32,7 @@ type In struct {
 	Alias     string
 	Arguments json.RawMessage
 	Planned   *plane.Call // the row made by Plan; nil where there is none
+	Progress  func(params json.RawMessage)
 	// Observe joins the transaction that settles the call, for own runs. Before
 	// is called ahead of that transaction.
 	Observe func(t plane.Tx, o *Out) error
@@ -114,7 +115,7 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 	ctx, span, traceparent := s.span(ctx, tool, call, g.Connection().Endpoint)
 	var ours error // a failure of our own store, which must stop the turn
 	res, end, sent, err := s.b.Upstream.Call(ctx, g, upstream.Request{
-		Session: s.id, Definition: tool.Definition, Arguments: args, MaxAge: s.maxAge(tool.Definition), Trace: traceparent,
+		Session: s.id, Definition: tool.Definition, Arguments: args, MaxAge: s.maxAge(tool.Definition), Trace: traceparent, Progress: in.Progress,
 		Begin: func(ctx context.Context) error {
 			err := s.b.Ledger.Begin(ctx, call)
 			if err != nil && plane.KindOf(err) != plane.Conflict {

@@ -1,10 +1,13 @@
 package bridge
 
 import (
+	"bytes"
+	"encoding/json"
 	"slices"
 	"strings"
 	"sync"
 
+	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
 )
@@ -163,4 +166,35 @@ func (c *candidate) make(b *Bridge, a policy.Attached, d Dialect) {
 	}
 	c.tool = &Tool{Alias: c.alias, Definition: c.def, Connection: a.ID, Version: a.Version, Server: a.Slug, back: back,
 		Spec: plane.ToolSpec{Name: c.alias, Description: describe(a.Slug, c.def.Description, b.Limits.DescriptionOffered), Schema: schema}}
+}
+
+// Renamed is the server's own definition under the tool's alias, everything else
+// of it byte by byte.
+func (t *Tool) Renamed() json.RawMessage {
+	t.renamed.Do(func() {
+		raw := t.Definition.Raw
+		name, _ := json.Marshal(t.Alias) // a string always marshals
+		out := make([]byte, 0, len(raw)+len(name))
+		out = append(append(out, `{"name":`...), name...)
+		err := mcp.Members(raw, mcp.Strict, func(key string, v []byte) error {
+			if key == "name" {
+				return nil
+			}
+			q, err := json.Marshal(key)
+			if err != nil {
+				return err
+			}
+			out = append(append(append(append(out, ','), q...), ':'), v...)
+			return nil
+		})
+		if err != nil { // it was read once
+			out = append(out[:0], `{"name":`...)
+			out = append(out, name...)
+		}
+		if !bytes.Contains(out, []byte(`,"inputSchema":`)) {
+			out = append(out, `,"inputSchema":{"type":"object"}`...)
+		}
+		t.bytes = append(out, '}')
+	})
+	return t.bytes
 }

@@ -70,6 +70,9 @@ type Catalogs struct {
 	empty  map[plane.ConnectionID]time.Time // when a list was first seen empty after having tools
 	turns  map[plane.ConnectionID]*turn     // who adopts now
 	seq    int64                            // what was taken in of other replicas
+
+	// Changed is told when what a connection offers differs; nil for nobody.
+	Changed func()
 }
 
 type discovery struct {
@@ -139,9 +142,14 @@ func (c *Catalogs) Sync(ctx context.Context) error {
 // keep holds a snapshot in memory, unless a newer one is there.
 func (c *Catalogs) keep(s *plane.Catalog) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if have := c.byID[s.Connection]; have == nil || have.Revision < s.Revision {
+	have := c.byID[s.Connection]
+	newer := have == nil || have.Revision < s.Revision
+	if newer {
 		c.byID[s.Connection] = s
+	}
+	c.mu.Unlock()
+	if newer && c.Changed != nil && (have == nil || !sameDefinitions(have.Definitions, s.Definitions) || heldDiffers(have, s)) {
+		c.Changed()
 	}
 }
 

@@ -96,7 +96,9 @@ type at struct{ t time.Time }
 
 func (a at) Now() time.Time { return a.t }
 
-func (s stamped) Write(_ context.Context, fn func(plane.Tx) error) error { return fn(at{s.clock.Now()}) }
+func (s stamped) Write(_ context.Context, fn func(plane.Tx) error) error {
+	return fn(at{s.clock.Now()})
+}
 
 // upkeep is a worker over one connection whose server does as answer says.
 func upkeep(t *testing.T, answer func() (Listed, error)) (tick func(d time.Duration) int, w *Worker, clock *handClock, asked *int) {
@@ -152,7 +154,7 @@ func TestUpkeepBacksOff(t *testing.T) {
 func TestUpkeepStopsAtARejectedCredential(t *testing.T) {
 	var bad error = plane.Errorf(plane.Unauthenticated, "rejected")
 	tick, w, _, asked := upkeep(t, func() (Listed, error) { return tools("a"), bad })
-	if tick(20*time.Minute); *asked != 1 {
+	if tick(20 * time.Minute); *asked != 1 {
 		t.Fatalf("%d times at first", *asked)
 	}
 	if n := tick(6 * time.Hour); n != 0 {

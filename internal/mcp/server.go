@@ -37,13 +37,21 @@ type Server struct {
 	Info         Implementation
 	Instructions string
 	Tools        ToolSet
-	Sessions     bool // assign a session id to legacy clients
-	MaxBody      int  // bytes of a request; 0 for 4 MiB
-	MaxSessions  int  // 0 for 1,000; over it the oldest ends
+	Sessions     bool   // assign a session id to legacy clients
+	Keeper       Keeper // of session ids; nil keeps them in memory
+	MaxBody      int    // bytes of a request; 0 for 4 MiB
+	MaxSessions  int    // 0 for 1,000; over it the oldest ends
 
 	mu        sync.Mutex
 	sessions  []string
 	listeners map[chan struct{}]struct{}
+}
+
+// Keeper makes the session ids of legacy clients and knows them again.
+type Keeper interface {
+	Begin(r *http.Request) (id string, err error)
+	Known(r *http.Request, id string) bool
+	End(r *http.Request, id string)
 }
 
 const (
@@ -138,14 +146,14 @@ func metaString(params json.RawMessage, key string) (found string) {
 
 func (s *Server) legacy(w http.ResponseWriter, r *http.Request, m *Message) {
 	if m.Method == methodInitialize {
-		s.initialize(w, m)
+		s.initialize(w, r, m)
 		return
 	}
 	if v := r.Header.Get(headerProtocol); v != "" && v != Version20250618 && v != Version20251125 {
 		writeError(w, http.StatusBadRequest, m.ID, &RPCError{Code: CodeInvalidRequest, Message: "The protocol version is not spoken here."})
 		return
 	}
-	if s.Sessions && !s.known(r.Header.Get(headerSession)) {
+	if s.Sessions && !s.knows(r) {
 		writeError(w, http.StatusNotFound, m.ID, &RPCError{Code: CodeInvalidRequest, Message: "The session is not known; start anew."})
 		return
 	}
@@ -161,7 +169,7 @@ func (s *Server) legacy(w http.ResponseWriter, r *http.Request, m *Message) {
 	}
 }
 
-func (s *Server) initialize(w http.ResponseWriter, m *Message) {
+func (s *Server) initialize(w http.ResponseWriter, r *http.Request, m *Message) {
 	var p struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
@@ -173,7 +181,15 @@ func (s *Server) initialize(w http.ResponseWriter, m *Message) {
 	if p.ProtocolVersion == Version20250618 {
 		version = Version20250618
 	}
-	if s.Sessions {
+	switch {
+	case s.Sessions && s.Keeper != nil:
+		id, err := s.Keeper.Begin(r)
+		if err != nil {
+			writeError(w, http.StatusOK, m.ID, internalError(err))
+			return
+		}
+		w.Header().Set(headerSession, id)
+	case s.Sessions:
 		id := string(plane.NewSessionID(plane.SystemClock{}.Now()))
 		s.mu.Lock()
 		limit := s.MaxSessions
@@ -201,6 +217,15 @@ func (s *Server) describe(first string) json.RawMessage {
 	return append(out, '}')
 }
 
+// knows says whether a request's session is one of ours.
+func (s *Server) knows(r *http.Request) bool {
+	if id := r.Header.Get(headerSession); s.Keeper != nil {
+		return s.Keeper.Known(r, id)
+	} else {
+		return s.known(id)
+	}
+}
+
 func (s *Server) known(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,12 +233,15 @@ func (s *Server) known(id string) bool {
 }
 
 func (s *Server) end(w http.ResponseWriter, r *http.Request) {
-	id := r.Header.Get(headerSession)
-	if !s.known(id) {
+	if !s.knows(r) {
 		http.Error(w, "the session is not known", http.StatusNotFound)
 		return
 	}
-	s.DropSession(id)
+	if id := r.Header.Get(headerSession); s.Keeper != nil {
+		s.Keeper.End(r, id)
+	} else {
+		s.DropSession(id)
+	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
@@ -364,7 +392,7 @@ func (s *eventStream) send(msg []byte) {
 }
 
 func (s *Server) listenLegacy(w http.ResponseWriter, r *http.Request) {
-	if v := r.Header.Get(headerProtocol); v >= Version20260728 || s.Sessions && !s.known(r.Header.Get(headerSession)) ||
+	if v := r.Header.Get(headerProtocol); v >= Version20260728 || s.Sessions && !s.knows(r) ||
 		!strings.Contains(r.Header.Get("Accept"), "text/event-stream") {
 		w.Header().Set("Allow", "POST")
 		http.Error(w, "no stream here", http.StatusMethodNotAllowed)

@@ -6,6 +6,7 @@ import (
 	"crypto/cipher"
 	"crypto/ed25519"
 	"crypto/hkdf"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
@@ -47,6 +48,7 @@ type ringKey struct {
 	aead  cipher.AEAD
 	check [sha256.Size]byte
 	sign  ed25519.PrivateKey
+	mac   []byte
 }
 
 // GenerateKey returns a fresh key in the form that ParseRing reads.
@@ -124,6 +126,9 @@ func newRingKey(raw []byte) (ringKey, error) {
 		return k, err
 	}
 	if k.aead, err = cipher.NewGCM(block); err != nil {
+		return k, err
+	}
+	if k.mac, err = derive("patchbay mac", 32); err != nil {
 		return k, err
 	}
 	seed, err := derive("patchbay sign", ed25519.SeedSize)
@@ -223,4 +228,23 @@ func (r *Ring) Verify(msg, sig []byte) bool {
 		}
 	}
 	return false
+}
+
+// MAC authenticates a message for one purpose under the active key.
+func (r *Ring) MAC(purpose string, msg []byte) []byte { return macOf(r.keys()[0].mac, purpose, msg) }
+
+// CheckMAC accepts a MAC for that purpose of any key of the ring.
+func (r *Ring) CheckMAC(purpose string, msg, mac []byte) bool {
+	ok := false
+	for _, k := range r.keys() {
+		ok = hmac.Equal(macOf(k.mac, purpose, msg), mac) || ok
+	}
+	return ok
+}
+
+func macOf(key []byte, purpose string, msg []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	fmt.Fprintf(h, "%d:%s", len(purpose), purpose)
+	h.Write(msg)
+	return h.Sum(nil)
 }

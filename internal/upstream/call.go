@@ -18,6 +18,7 @@ type Request struct {
 	Arguments  json.RawMessage
 	MaxAge     time.Duration // of the listing that the fingerprint is checked against
 	Trace      string
+	Progress   func(params json.RawMessage) // told of what the server reports; nil for nobody
 
 	// Begin makes the attempt durable; only then bytes leave. Again decides
 	// after an attempt whether another may follow.
@@ -91,7 +92,7 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 	if err := r.Begin(ctx); err != nil {
 		return res, endingOf(err), false, err
 	}
-	reply, err := s.client.CallTool(ctx, mcp.Call{Name: r.Definition.Name, Arguments: r.Arguments, Headers: r.Definition.ParamHeaders, Trace: r.Trace})
+	reply, err := s.client.CallTool(ctx, mcp.Call{Name: r.Definition.Name, Arguments: r.Arguments, Headers: r.Definition.ParamHeaders, Trace: r.Trace, Progress: r.Progress})
 	res.Version, res.Session = s.client.Version(), s.client.SessionID()
 	if err != nil {
 		return res, mcp.AsError(err).Ending, true, cleanError(s, err, &res)
