@@ -92,7 +92,7 @@ func (a *API) provider(w http.ResponseWriter, r *http.Request, rt route) {
 	out, err := rt.do(r.Context(), a.accounts, who, agent, id, in)
 	if err != nil {
 		if plane.KindOf(err) == plane.Conflict && id != "" {
-			if now, nerr := a.accounts.One(r.Context(), who, agent, id); nerr == nil {
+			if now, nerr := a.accounts.Now(r.Context(), who, agent, id); nerr == nil {
 				a.refuse(w, r, err, now, withoutToken(in))
 				return
 			}

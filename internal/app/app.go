@@ -99,7 +99,7 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 		o.Notice = func(string, ...any) {}
 	}
 	a = &App{o: o, cfg: o.Config, ready: make(chan struct{}), models: map[string]lazyModel{}, ending: newEnding(), failed: make(chan error, 3)}
-	a.replica = &replica{a: a, kick: make(chan struct{}, 1)}
+	a.replica = &replica{a: a, kick: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
 			a.Close()
@@ -209,7 +209,7 @@ func (x agentsOf) Model(name string) (model.Provider, error) {
 func (a *App) surfaces() {
 	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
 		Info: a.info, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
-		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window}
+		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
 	mcpServer := ingress.New(reg, a.o.Version, a.principal)
 	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})

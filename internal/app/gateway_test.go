@@ -37,7 +37,9 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-func (s *served) agentURL(agent string) string { return "http://" + s.a.Addr() + "/mcp/agents/" + agent }
+func (s *served) agentURL(agent string) string {
+	return "http://" + s.a.Addr() + "/mcp/agents/" + agent
+}
 
 // plug connects the Go SDK's client to an agent's endpoint.
 func (s *served) plug(agent, token, version string, changed func()) *sdk.ClientSession {
@@ -84,7 +86,9 @@ func TestAnAgentPlugsIn(t *testing.T) {
 			within(t, 5*time.Second, "the notice of a changed list", func() bool { return heard.Load() > 0 })
 		})
 	}
-	a.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) { return nil, &mcp.RPCError{Code: -32000, Message: "half way"} })
+	a.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		return nil, &mcp.RPCError{Code: -32000, Message: "half way"}
+	})
 	c := s.plug("general", token, "2025-11-25", nil)
 	res, err := c.CallTool(t.Context(), &sdk.CallToolParams{Name: "mcp__up__look"})
 	if err != nil || !res.IsError || res.Meta["patchbay/state"] != string(plane.CallUnknown) || res.Meta["patchbay/call"] == "" {

@@ -19,14 +19,15 @@ type replica struct {
 	kick chan struct{}
 	seen atomic.Pointer[time.Time] // when the last look that ended had begun, by this machine's steady clock
 
-	mu      sync.Mutex // one look at a time
-	changes string     // the stored connections' counter
-	seq     int64      // the newest catalog's place
+	turn    chan struct{} // one look at a time
+	changes string        // the stored connections' counter
+	seq     int64         // the newest catalog's place
 }
 
 const (
 	lookEvery = 500 * time.Millisecond
 	viewLife  = time.Second // how old a view may be that decides something
+	lookTime  = 5 * time.Second
 )
 
 // watch looks again and again until ctx ends: when the database says that
@@ -60,8 +61,14 @@ func (r *replica) watch(ctx context.Context) {
 
 // look takes in what changed.
 func (r *replica) look(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	began := time.Now()
 	c, err := r.a.store.Changes(ctx)
 	if err != nil {
@@ -90,9 +97,12 @@ func (r *replica) fresh(ctx context.Context) error {
 	if at := r.seen.Load(); at != nil && time.Since(*at) < viewLife {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, viewLife)
+	bound, cancel := context.WithTimeout(ctx, viewLife)
 	defer cancel()
-	if err := r.look(ctx); err != nil {
+	if err := r.look(bound); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		return plane.Errorf(plane.Unavailable, "The database does not answer, so this server cannot know what was changed; nothing was sent.").Because(err)
 	}
 	return nil

@@ -54,15 +54,15 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.worker = a.newWorker()
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
-		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Restamp: a.restamp, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
+		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Change: a.change, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
 		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
 	a.keys = a.newRotation()
 	return nil
 }
 
-// restamp judges a catalog again by a changed connection and what config says
-// beside.
-func (a *App) restamp(ctx context.Context, conn plane.Connection, from int64) error {
+// change writes a person's change with the snapshot that goes with it, judged by
+// what config says beside.
+func (a *App) change(ctx context.Context, conn plane.Connection, from int64, said catalog.Saying, write func(plane.Tx) error) error {
 	a.reloadMu.Lock()
 	for i := range a.pinned {
 		if a.pinned[i].ID == conn.ID {
@@ -70,7 +70,25 @@ func (a *App) restamp(ctx context.Context, conn plane.Connection, from int64) er
 		}
 	}
 	a.reloadMu.Unlock()
-	return a.cats.Restamp(ctx, conn, from)
+	return a.cats.Change(ctx, conn, from, said, write)
+}
+
+// dropChanged ends what was opened for connections that a person changed, here or
+// through another replica: sessions, and credentials held in memory.
+func (a *App) dropChanged(old, now *policy.Snapshot) {
+	if old == nil || a.pool == nil {
+		return
+	}
+	versions := map[plane.ConnectionID]int64{}
+	for _, c := range now.All() {
+		versions[c.ID] = c.Version
+	}
+	for _, c := range old.All() {
+		if versions[c.ID] != c.Version {
+			a.conns.Forget(c.ID)
+			a.pool.DropOlder(c.ID, versions[c.ID])
+		}
+	}
 }
 
 // listsChanged tells the agents' clients that what they may use differs.
@@ -187,6 +205,9 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	for _, p := range a.pinned {
 		if s, ok := state[p.ID]; ok { // what a sign-in changed of it
 			p.Version, p.Prefs = s.Version, s.Prefs
+			// Where another process pinned it by another config, ours is not what the
+			// database fences: it serves nobody here until the configs agree.
+			p.Enabled = p.Enabled && s.Enabled && p.Digest == s.Digest
 			if p.Auth == plane.AuthOAuth {
 				p.State, p.Reason = s.State, s.Reason
 				id, how := p.OAuth.ClientID, p.OAuth.ClientAuth
@@ -204,7 +225,8 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.policy.Store(snap)
+	old := a.policy.Swap(snap)
+	a.dropChanged(old, snap)
 	a.listsChanged()
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -47,6 +48,7 @@ func project(schema json.RawMessage, d Dialect) (out json.RawMessage, back *rena
 	}
 	back = &renames{}
 	p := &projection{d: d, root: root, top: back, defs: map[string]*renames{}}
+	p.lift()
 	res := p.schema(root, back, 0, nil)
 	switch {
 	case p.nodes > maxNodes:
@@ -152,6 +154,49 @@ func (r *renames) restore(args json.RawMessage) json.RawMessage {
 	return append(out, args[0]+2)
 }
 
+// lift takes what the root refers to into the root: a model must see the arguments
+// of a tool whose whole schema is a reference.
+func (p *projection) lift() {
+	for range maxLinks {
+		ref, ok := p.root["$ref"].(string)
+		if !ok || !strings.HasPrefix(ref, "#/") {
+			return
+		}
+		target, ok := p.at(ref).(map[string]any)
+		if !ok {
+			return
+		}
+		delete(p.root, "$ref")
+		p.changed = true
+		merge(p.root, target)
+	}
+}
+
+// at is what a local reference points to, or nil.
+func (p *projection) at(ref string) any {
+	target := any(p.root)
+	for _, s := range segments(ref) {
+		m, ok := target.(map[string]any)
+		if !ok {
+			return nil
+		}
+		target = m[s]
+	}
+	return target
+}
+
+// segments are the names in a local reference.
+func segments(ref string) []string {
+	path := strings.Split(strings.TrimPrefix(ref, "#"), "/")[1:]
+	for i, s := range path {
+		if u, err := url.PathUnescape(s); err == nil {
+			s = u
+		}
+		path[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(s)
+	}
+	return path
+}
+
 type projection struct {
 	d                     Dialect
 	root                  map[string]any
@@ -218,17 +263,10 @@ func (p *projection) names(m map[string]any, back *renames) map[string]string {
 		back.props = map[string]*renamed{}
 	}
 	out := make(map[string]string, len(props))
-	taken := map[string]bool{}
-	for k := range props {
-		if goodKey(k) {
-			taken[k] = true
-		}
-	}
 	for _, k := range slices.Sorted(maps.Keys(props)) {
 		n := k
 		if !goodKey(k) {
-			n = safeKey(k, taken)
-			taken[n] = true
+			n = safeKey(k)
 			p.changed, p.renamed = true, true
 		}
 		out[k] = n
@@ -253,7 +291,10 @@ func goodKey(k string) bool {
 	return true
 }
 
-func safeKey(k string, taken map[string]bool) string {
+// safeKey is a name that stands for another one. It depends on that name alone, so
+// that every branch of a schema gives it the same, and carries a digest, so that no
+// other name is meant by it.
+func safeKey(k string) string {
 	var b strings.Builder
 	for _, r := range k {
 		if b.Len() == 40 {
@@ -267,13 +308,10 @@ func safeKey(k string, taken map[string]bool) string {
 	}
 	n := strings.Trim(b.String(), "_-")
 	if n == "" || n[0] >= '0' && n[0] <= '9' {
-		n = "p_" + n
-	}
-	if n = strings.TrimSuffix(n, "_"); !taken[n] {
-		return n
+		n = strings.TrimSuffix("p_"+n, "_")
 	}
 	sum := sha256.Sum256([]byte(k))
-	return n + "_" + hex.EncodeToString(sum[:6])
+	return n + "_" + hex.EncodeToString(sum[:3])
 }
 
 // member projects one keyword's value.
@@ -364,10 +402,9 @@ func (p *projection) branches(v any, back *renames, depth int, trail []string) a
 // ref follows a reference: Gemini takes none, so that it is unfolded there, and a
 // definition that contains itself is cut to an open object; elsewhere it stays.
 func (p *projection) ref(m map[string]any, ref string, back *renames, depth int, trail []string) (any, bool) {
-	path := strings.Split(strings.TrimPrefix(ref, "#"), "/")
 	name := ""
-	if len(path) == 3 && (path[1] == "$defs" || path[1] == "definitions") {
-		name = path[2]
+	if path := segments(ref); len(path) == 2 && (path[0] == "$defs" || path[0] == "definitions") {
+		name = path[1]
 	} else if ref != "#" {
 		p.odd = true
 	}
@@ -381,31 +418,19 @@ func (p *projection) ref(m map[string]any, ref string, back *renames, depth int,
 		return nil, false
 	}
 	p.changed = true
-	target := any(p.root)
-	for _, s := range path[1:] {
-		s = strings.NewReplacer("~1", "/", "~0", "~").Replace(s)
-		t, ok := target.(map[string]any)
-		if !ok {
-			return map[string]any{"type": "object"}, true
-		}
-		target = t[s]
-	}
 	again := 0
 	for _, t := range trail {
 		if t == ref {
 			again++
 		}
 	}
-	t, ok := target.(map[string]any)
+	t, ok := p.at(ref).(map[string]any)
 	if !ok || again > 0 || len(trail) > maxInline {
 		return map[string]any{"type": "object"}, true
 	}
-	merged := maps.Clone(t)
-	for k, v := range m {
-		if k != "$ref" {
-			merged[k] = v
-		}
-	}
+	merged := maps.Clone(m)
+	delete(merged, "$ref")
+	merge(merged, t)
 	return p.schema(merged, back, depth+1, append(slices.Clone(trail), ref)), true
 }
 

@@ -3,6 +3,7 @@ package bridge
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -26,14 +27,14 @@ func TestProject(t *testing.T) {
 		{"draft 4 (F154)", object(`"n":{"type":"number","exclusiveMinimum":true,"minimum":0}`), map[Dialect]string{
 			DialectAnthropic: object(`"n":{"exclusiveMinimum":0,"type":"number"}`), DialectGemini: object(`"n":{"type":"number"}`)}},
 		{"dialect and id (F155)", `{"$schema":"http://json-schema.org/draft-07/schema#","$id":"x","type":"object","properties":{"$id":{"type":"string"}}}`, map[Dialect]string{
-			DialectOpenAI: object(`"id":{"type":"string"}`)}},
+			DialectOpenAI: object(`"id_` + hash("$id") + `":{"type":"string"}`)}},
 		{"no type (F157)", `{}`, map[Dialect]string{DialectAnthropic: `{"type":"object","properties":{}}`, DialectGemini: object(``)}},
 		{"an array without items (F158)", object(`"l":{"type":"array"}`), map[Dialect]string{DialectOpenAI: object(`"l":{"items":{},"type":"array"}`), DialectGemini: object(`"l":{"items":{},"type":"array"}`)}},
 		{"recursion (F161)", `{"type":"object","properties":{"n":{"$ref":"#/$defs/n"}},"$defs":{"n":{"type":"object","properties":{"c":{"$ref":"#/$defs/n"}}}}}`, map[Dialect]string{
 			DialectAnthropic: `{"type":"object","properties":{"n":{"$ref":"#/$defs/n"}},"$defs":{"n":{"type":"object","properties":{"c":{"$ref":"#/$defs/n"}}}}}`,
 			DialectGemini:    object(`"n":{"properties":{"c":{"type":"object"}},"type":"object"}`)}},
 		{"keys (F164)", object(`"$top":{"type":"integer"},"ids[]":{"type":"array","items":{"type":"object","properties":{"@type":{"type":"string"}}}},"top":{"type":"string"}`), map[Dialect]string{
-			DialectAnthropic: object(`"ids":{"items":{"properties":{"type":{"type":"string"}},"type":"object"},"type":"array"},"top":{"type":"string"},"top_` + hash("$top") + `":{"type":"integer"}`)}},
+			DialectAnthropic: object(`"ids_` + hash("ids[]") + `":{"items":{"properties":{"type_` + hash("@type") + `":{"type":"string"}},"type":"object"},"type":"array"},"top":{"type":"string"},"top_` + hash("$top") + `":{"type":"integer"}`)}},
 		{"enums (F166)", object(`"e":{"type":"string","enum":["","a"]},"i":{"enum":[1,2]},"s":{"enum":["x"]}`), map[Dialect]string{
 			DialectAnthropic: object(`"e":{"type":"string","enum":["","a"]},"i":{"enum":[1,2]},"s":{"enum":["x"]}`),
 			DialectGemini:    object(`"e":{"description":"One of: [\"\",\"a\"]","type":"string"},"i":{"description":"One of: [1,2]"},"s":{"enum":["x"]}`)}},
@@ -54,7 +55,7 @@ func TestProject(t *testing.T) {
 }
 
 func hash(k string) string {
-	n := safeKey(k, map[string]bool{"top": true})
+	n := safeKey(k)
 	return n[strings.LastIndex(n, "_")+1:]
 }
 
@@ -109,27 +110,42 @@ func TestProjectLeavesOut(t *testing.T) {
 }
 
 // Arguments by a model's names become the server's, numbers as they were written.
+// In the table ~x stands for the name that a model is shown for x.
 func TestRestore(t *testing.T) {
+	shown := regexp.MustCompile(`~([^"]+)"`)
+	by := func(s string) string {
+		return shown.ReplaceAllStringFunc(s, func(m string) string { return safeKey(m[1:len(m)-1]) + `"` })
+	}
 	for _, c := range []struct{ name, schema, in, want string }{
 		{"nothing to do", `{"type":"object","properties":{"a":{}}}`, `{"a":1.50,"b":{"$c":1}}`, `{"a":1.50,"b":{"$c":1}}`},
-		{"a key", `{"type":"object","properties":{"$top":{}}}`, `{"top":12345678901234567890}`, `{"$top":12345678901234567890}`},
-		{"below items", `{"type":"object","properties":{"l":{"type":"array","items":{"properties":{"@t":{}}}}}}`, `{"l":[{"t":"x"},{"t":1.0}]}`, `{"l":[{"@t":"x"},{"@t":1.0}]}`},
-		{"below a branch", `{"type":"object","properties":{"o":{"anyOf":[{"properties":{"@a":{}}},{"properties":{"@b":{}}}]}}}`, `{"o":{"b":1}}`, `{"o":{"@b":1}}`},
-		{"of members without a name", `{"type":"object","properties":{"m":{"additionalProperties":{"properties":{"@a":{}}}}}}`, `{"m":{"any":{"a":1}}}`, `{"m":{"any":{"@a":1}}}`},
-		{"through references", `{"type":"object","properties":{"n":{"$ref":"#/$defs/n"}},"$defs":{"n":{"properties":{"@v":{},"next":{"$ref":"#/$defs/n"}}}}}`, `{"n":{"v":1,"next":{"v":2,"next":{"v":3}}}}`, `{"n":{"@v":1,"next":{"@v":2,"next":{"@v":3}}}}`},
-		{"through itself", `{"type":"object","properties":{"@v":{},"next":{"$ref":"#"}}}`, `{"v":1,"next":{"v":2}}`, `{"@v":1,"next":{"@v":2}}`},
-		{"a definition that is only itself", `{"type":"object","properties":{"@v":{},"x":{"$ref":"#/$defs/x"}},"$defs":{"x":{"$ref":"#/$defs/x"}}}`, `{"v":1,"x":{"v":2}}`, `{"@v":1,"x":{"v":2}}`},
+		{"a key", `{"type":"object","properties":{"$top":{}}}`, `{"~$top":12345678901234567890}`, `{"$top":12345678901234567890}`},
+		{"below items", `{"type":"object","properties":{"l":{"type":"array","items":{"properties":{"@t":{}}}}}}`, `{"l":[{"~@t":"x"},{"~@t":1.0}]}`, `{"l":[{"@t":"x"},{"@t":1.0}]}`},
+		{"below a branch", `{"type":"object","properties":{"o":{"anyOf":[{"properties":{"@a":{}}},{"properties":{"@b":{}}}]}}}`, `{"o":{"~@b":1}}`, `{"o":{"@b":1}}`},
+		{"branches whose names are alike", `{"type":"object","properties":{"f":{"anyOf":[{"properties":{"$top":{}}},{"properties":{"top":{}}}]}}}`, `{"f":{"top":"x","~$top":1}}`, `{"f":{"top":"x","$top":1}}`},
+		{"the same, the other way round", `{"type":"object","properties":{"f":{"anyOf":[{"properties":{"top":{}}},{"properties":{"$top":{}}}]}}}`, `{"f":{"top":"x","~$top":1}}`, `{"f":{"top":"x","$top":1}}`},
+		{"of members without a name", `{"type":"object","properties":{"m":{"additionalProperties":{"properties":{"@a":{}}}}}}`, `{"m":{"any":{"~@a":1}}}`, `{"m":{"any":{"@a":1}}}`},
+		{"through references", `{"type":"object","properties":{"n":{"$ref":"#/$defs/n"}},"$defs":{"n":{"properties":{"@v":{},"next":{"$ref":"#/$defs/n"}}}}}`, `{"n":{"~@v":1,"next":{"~@v":2,"next":{"~@v":3}}}}`, `{"n":{"@v":1,"next":{"@v":2,"next":{"@v":3}}}}`},
+		{"through a reference with a slash", `{"type":"object","properties":{"n":{"$ref":"#/$defs/a~1b"},"m":{"$ref":"#/$defs/a%20c"}},"$defs":{"a/b":{"properties":{"@v":{}}},"a c":{"properties":{"@w":{}}}}}`, `{"n":{"~@v":1},"m":{"~@w":2}}`, `{"n":{"@v":1},"m":{"@w":2}}`},
+		{"through itself", `{"type":"object","properties":{"@v":{},"next":{"$ref":"#"}}}`, `{"~@v":1,"next":{"~@v":2}}`, `{"@v":1,"next":{"@v":2}}`},
+		{"a definition that is only itself", `{"type":"object","properties":{"@v":{},"x":{"$ref":"#/$defs/x"}},"$defs":{"x":{"$ref":"#/$defs/x"}}}`, `{"~@v":1,"x":{"v":2}}`, `{"@v":1,"x":{"v":2}}`},
+		{"a root that is a reference", `{"$ref":"#/$defs/r","$defs":{"r":{"type":"object","properties":{"@v":{"type":"string"}},"required":["@v"]}}}`, `{"~@v":"x"}`, `{"@v":"x"}`},
 	} {
-		for _, d := range []Dialect{DialectAnthropic, DialectOpenAI} {
-			_, back, why := project(json.RawMessage(c.schema), d)
-			if got := string(back.restore(json.RawMessage(c.in))); why != "" || got != c.want {
+		for _, d := range []Dialect{DialectAnthropic, DialectOpenAI, DialectGemini} {
+			if d == DialectGemini && (strings.Contains(c.name, "references") || strings.Contains(c.name, "itself") || strings.Contains(c.name, "without a name")) {
+				continue // it is cut to an open object there
+			}
+			shownSchema, back, why := project(json.RawMessage(c.schema), d)
+			if got := string(back.restore(json.RawMessage(by(c.in)))); why != "" || got != c.want {
 				t.Errorf("%s, %s: %s (%s), want %s", c.name, d, got, why, c.want)
+			}
+			if strings.Contains(c.name, "root") && !strings.Contains(string(shownSchema), safeKey("@v")) {
+				t.Errorf("%s: a model is shown no arguments: %s", d, shownSchema)
 			}
 		}
 	}
-	_, back, _ := project(json.RawMessage(`{"type":"object","properties":{"n":{"$ref":"#/$defs/n"}},"$defs":{"n":{"properties":{"@v":{}}}}}`), DialectGemini)
-	if got := string(back.restore(json.RawMessage(`{"n":{"v":1}}`))); got != `{"n":{"@v":1}}` {
-		t.Errorf("unfolded: %s", got)
+	got, _, _ := project(json.RawMessage(`{"type":"object","properties":{"o":{"anyOf":[{"required":["a"]},{"required":["b"],"properties":{"b":{}}}],"properties":{"a":{},"b":{}}}}}`), DialectGemini)
+	if strings.Contains(string(got), `"required":["a"]`) || !strings.Contains(string(got), `"required":["b"]`) {
+		t.Errorf("a required name that is not declared stays: %s", got)
 	}
 }
 
@@ -214,6 +230,27 @@ func TestAHostileSchemaEnds(t *testing.T) {
 	}
 	if c.steps >= 0 {
 		t.Errorf("%d steps are left: the bound was not what ended it", c.steps)
+	}
+}
+
+// Patterns that unfold without end are left to the server, in time and memory.
+func TestHostilePatterns(t *testing.T) {
+	var b strings.Builder
+	for i := range 60 {
+		fmt.Fprintf(&b, `"k%d":{"pattern":"^(?:[a-z]{1,900}|[\\\\x{100}-\\\\x{10ff}]{900}){1,1}$"},`, i)
+	}
+	schema := `{"properties":{` + strings.TrimSuffix(b.String(), ",") + `,"n":{"pattern":"(((a{30}){30}){30}){30}"}}}`
+	began := time.Now()
+	c := compile(json.RawMessage(schema))
+	if c.schema == nil {
+		t.Fatal(c.why)
+	}
+	c.check(json.RawMessage(`{"k0":"` + strings.Repeat("a", 30_000) + `","k1":"` + strings.Repeat("a", 30_000) + `"}`))
+	if d := time.Since(began); d > 10*time.Second {
+		t.Errorf("it took %v", d)
+	}
+	if big := compile(json.RawMessage(`{"description":"` + strings.Repeat("x", 40<<10) + `"}`)); big.schema != nil {
+		t.Error("a schema without a bound was compiled")
 	}
 }
 

@@ -56,7 +56,7 @@ type Bridge struct {
 	Clock    plane.Clock
 	Limits   plane.Limits
 	// Fresh refuses when the policy may be older than a second; nil where one
-	// process owns the database. An effect is fenced by the database itself.
+	// process owns the database. An effect is fenced by the database besides.
 	Fresh  func(ctx context.Context) error
 	Tracer trace.Tracer
 

@@ -81,7 +81,7 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 			return s.refuse(ctx, in, call, fmt.Sprintf("This run has made its %d remote calls (calls_per_run).", s.b.Limits.CallsPerRun), "limited")
 		}
 	}
-	if s.b.Fresh != nil && call.Class == plane.Query {
+	if s.b.Fresh != nil {
 		if err := s.b.Fresh(ctx); err != nil {
 			return s.refuse(ctx, in, call, plane.Public(err).Message, "unavailable")
 		}

@@ -50,6 +50,20 @@ func (p *projection) subset(in map[string]any) map[string]any {
 			delete(m, "enum")
 		}
 	}
+	if list(m["required"]) != nil { // it refuses a required name that is not declared beside it
+		props, _ := m["properties"].(map[string]any)
+		var declared []any
+		for _, r := range list(m["required"]) {
+			if n, ok := r.(string); ok {
+				if _, has := props[n]; has {
+					declared = append(declared, n)
+				}
+			}
+		}
+		if m["required"] = declared; declared == nil {
+			delete(m, "required")
+		}
+	}
 	if f, ok := m["format"].(string); ok && !slices.Contains([]string{"date-time", "int32", "int64", "float", "double", "enum"}, f) {
 		delete(m, "format")
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strings"
 	"sync"
@@ -25,9 +26,11 @@ type schemas struct {
 }
 
 const (
-	schemasKept = 1024
+	schemasKept = 512
 	checkSteps  = 100_000 // schema evaluations of one check; a hostile schema is exponential
 	faultsShown = 8
+	maxSchema   = 32 << 10  // bytes of a schema that is compiled
+	maxChecked  = 256 << 10 // bytes of what is checked; larger is left to the server
 )
 
 // compiled is a tool's two schemas. One without local check says why.
@@ -74,6 +77,10 @@ func compile(raw json.RawMessage) *checker {
 	if len(raw) == 0 || raw[0] != '{' {
 		return c // nothing to check
 	}
+	if len(raw) > maxSchema {
+		c.why = "the schema is too large to be checked here"
+		return c
+	}
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
 	obj, ok := doc.(map[string]any)
 	if err != nil || !ok {
@@ -101,7 +108,7 @@ func compile(raw json.RawMessage) *checker {
 	comp := jsonschema.NewCompiler()
 	comp.DefaultDraft(draft)
 	comp.UseLoader(nowhere{})
-	comp.UseRegexpEngine(lenient)
+	comp.UseRegexpEngine((&patterns{c: c}).compile)
 	comp.AssertFormat()
 	comp.RegisterVocabulary(&jsonschema.Vocabulary{URL: "mem:steps", Compile: func(*jsonschema.CompilerContext, map[string]any) (jsonschema.SchemaExt, error) {
 		return stepper{c}, nil
@@ -149,14 +156,73 @@ type nowhere struct{}
 // Load refuses: a schema brings all that it needs.
 func (nowhere) Load(string) (any, error) { return nil, errors.New("bridge: schemas load nothing") }
 
-// lenient compiles a pattern; one that this engine cannot do is no check.
-func lenient(s string) (jsonschema.Regexp, error) {
+// patterns compiles the patterns of one schema within bounds. One that this engine
+// cannot do, or that is too large, is no check.
+type patterns struct {
+	c    *checker
+	size int // instructions so far
+}
+
+const (
+	maxPattern      = 512    // bytes
+	maxInstructions = 10_000 // of all patterns of a schema
+	maxMatched      = 32 << 10
+)
+
+func (p *patterns) compile(s string) (jsonschema.Regexp, error) {
+	if len(s) > maxPattern || p.size > maxInstructions {
+		return anything(s), nil
+	}
+	parsed, err := syntax.Parse(s, syntax.Perl)
+	if err != nil || weight(parsed) > maxInstructions {
+		return anything(s), nil
+	}
+	prog, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		return anything(s), nil
+	}
+	if p.size += len(prog.Inst); p.size > maxInstructions {
+		return anything(s), nil
+	}
 	re, err := regexp.Compile(s)
 	if err != nil {
 		return anything(s), nil
 	}
-	return re, nil
+	return &counted{p.c, re, len(prog.Inst)}, nil
 }
+
+// weight is about how many instructions a pattern unfolds to.
+func weight(re *syntax.Regexp) int {
+	n := 1 + len(re.Rune)/2
+	for _, sub := range re.Sub {
+		n += weight(sub)
+	}
+	if re.Op == syntax.OpRepeat {
+		n *= max(re.Max, re.Min, 1)
+	}
+	return min(n, 1<<30)
+}
+
+// counted is a pattern whose work counts as steps of the check.
+type counted struct {
+	c    *checker
+	re   *regexp.Regexp
+	size int
+}
+
+// MatchString matches what is not too long.
+func (r *counted) MatchString(s string) bool {
+	if len(s) > maxMatched {
+		return true // left to the server
+	}
+	if r.c.steps -= 1 + len(s)*r.size/1000; r.c.steps < 0 {
+		panic(errSteps)
+	}
+	return r.re.MatchString(s)
+}
+
+// String is the pattern.
+func (r *counted) String() string { return r.re.String() }
 
 type anything string
 
@@ -181,7 +247,7 @@ func (s stepper) Validate(*jsonschema.ValidatorContext, any) {
 // check returns what does not fit, in our own words but for names, or nothing.
 // What cannot be checked fits.
 func (c *checker) check(raw json.RawMessage) (faults []string) {
-	if c.schema == nil {
+	if c.schema == nil || len(raw) > maxChecked {
 		return nil
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -71,7 +72,10 @@ func (c *Catalogs) adopt(ctx context.Context, g policy.Grant, l Listed, also fun
 	if same && old.Version == conn.Version && old.Health == plane.HealthOK && old.Detail == detail && l.At.Sub(old.CapturedAt) < seenEvery {
 		return nothing() // what people said would have raised the version
 	}
-	return c.settle(ctx, conn, old, also, func(old *plane.Catalog) *plane.Catalog {
+	return c.settle(ctx, conn, old, settling{also: also, make: func(old *plane.Catalog) *plane.Catalog {
+		if old != nil && old.Version == conn.Version && old.CapturedAt.After(l.At) {
+			return nil // a later one was stored by another replica
+		}
 		next := &plane.Catalog{Connection: conn.ID, Version: conn.Version, Health: plane.HealthOK, Detail: detail, CapturedAt: l.At,
 			Instructions: l.Instructions, Server: l.Server, Definitions: slices.Clone(defs), Resources: l.Resources, Prompts: l.Prompts}
 		if old != nil {
@@ -84,7 +88,7 @@ func (c *Catalogs) adopt(ctx context.Context, g policy.Grant, l Listed, also fun
 			}
 		}
 		return next
-	})
+	}})
 }
 
 // briefly reports that a list is empty and was full a moment ago.
@@ -96,7 +100,7 @@ func (c *Catalogs) briefly(old *plane.Catalog, conn plane.Connection, l Listed) 
 		return false
 	}
 	first, seen := c.empty[conn.ID]
-	if !seen {
+	if seen = seen && !first.Before(old.CapturedAt); !seen { // it was full again since, here or at another replica
 		c.empty[conn.ID] = l.At
 	}
 	if !seen || l.At.Sub(first) < emptyBackoff {
@@ -148,9 +152,12 @@ func (c *Catalogs) fail(ctx context.Context, g policy.Grant, cause error, also f
 		return c.write(ctx, also)
 	}
 	now := c.clock.Now()
-	return c.settle(ctx, conn, old, also, func(old *plane.Catalog) *plane.Catalog {
+	return c.settle(ctx, conn, old, settling{also: also, make: func(old *plane.Catalog) *plane.Catalog {
 		next := &plane.Catalog{Connection: conn.ID, Version: conn.Version}
 		if old != nil && !old.Stale(conn.Version) {
+			if old.CapturedAt.After(now) {
+				return nil // another replica read it since
+			}
 			next = clone(old)
 		}
 		next.Health = plane.HealthUnavailable
@@ -160,7 +167,7 @@ func (c *Catalogs) fail(ctx context.Context, g policy.Grant, cause error, also f
 		next.Detail = clip(plane.Public(cause).Message, 500)
 		next.FailedAt = now
 		return next
-	})
+	}})
 }
 
 func clone(c *plane.Catalog) *plane.Catalog {
@@ -169,59 +176,91 @@ func clone(c *plane.Catalog) *plane.Catalog {
 	return &next
 }
 
-// Restamp makes a snapshot the one of a connection's present version, when what
-// changed does not touch what the server offers: preferences, a name, a label,
-// what a person said of a definition.
-func (c *Catalogs) Restamp(ctx context.Context, conn plane.Connection, from int64) error {
+// Saying is what a person says beside a change: it counts at once, before it is
+// stored.
+type Saying struct {
+	Pins    []plane.Pin
+	Reviews []plane.Review
+}
+
+// Change writes a person's change of a connection, which touches nothing of what
+// its server offers, and makes its snapshot the one of the new version in the same
+// transaction: nobody sees the one without the other. conn is the connection as it
+// will be, from the version it has until then. When a definition changed meanwhile
+// that something was said of, nothing is written: conflict.
+func (c *Catalogs) Change(ctx context.Context, conn plane.Connection, from int64, said Saying, write func(plane.Tx) error) error {
 	defer c.take(conn.ID)()
 	old := c.Get(conn.ID)
-	if old == nil || old.Stale(from) {
-		return nil
+	if old != nil {
+		// What another replica read since may not have been taken in yet.
+		if s, err := c.store.CatalogByID(ctx, conn.ID); err == nil {
+			old = c.read(&s)
+			c.keep(old)
+		} else if plane.KindOf(err) != plane.NotFound {
+			return err
+		}
 	}
-	return c.settle(ctx, conn, old, nil, func(old *plane.Catalog) *plane.Catalog {
+	if old == nil || old.Stale(from) {
+		return c.store.Write(ctx, write)
+	}
+	return c.settle(ctx, conn, old, settling{first: write, said: said, make: func(old *plane.Catalog) *plane.Catalog {
+		if old == nil || old.Stale(from) {
+			return nil
+		}
 		next := clone(old)
 		next.Version = conn.Version
 		return next
-	})
+	}})
 }
+
+// settling is how a snapshot is made and what is written with it.
+type settling struct {
+	first func(plane.Tx) error // a person's change; its own refusal is final
+	said  Saying
+	also  func(plane.Tx) error
+	make  func(old *plane.Catalog) *plane.Catalog // nil: nothing to store
+}
+
+// errMoved is a connection that changed under its listing.
+var errMoved = errors.New("catalog: the connection was changed")
+
+// refusedError is a refusal of settling.first.
+type refusedError struct{ error }
+
+func (e refusedError) Unwrap() error { return e.error }
 
 // settle judges the snapshot that make gives, and stores it over the one it
 // replaces. Where another replica was faster it is made and judged again over
 // what that one stored: what was seen last stands.
-func (c *Catalogs) settle(ctx context.Context, conn plane.Connection, old *plane.Catalog, also func(plane.Tx) error, make func(old *plane.Catalog) *plane.Catalog) error {
+func (c *Catalogs) settle(ctx context.Context, conn plane.Connection, old *plane.Catalog, x settling) error {
 	for try := 0; ; try++ {
-		next := make(old)
+		next := x.make(old)
+		if next == nil {
+			return c.rest(ctx, x)
+		}
 		next.Revision = 1
 		if old != nil {
 			next.Revision = old.Revision + 1
 		}
-		v, err := c.judge(ctx, conn, next, old)
+		v, err := c.judge(ctx, conn, next, old, x.said)
 		if err != nil {
 			return err
 		}
-		err = c.store.Write(ctx, func(t plane.Tx) error {
-			if v.prefs != nil {
-				if err := c.store.ConvertPrefs(t, conn.ID, conn.Version, *v.prefs); err != nil {
-					return err
-				}
-			}
-			if err := c.store.SaveCatalog(t, next, try > 0 || old == nil || !sameDefinitions(old.Definitions, next.Definitions) || heldDiffers(old, next) || changedExtras(old, next)); err != nil {
-				return err
-			}
-			if err := c.record(t, conn.ID, v); err != nil {
-				return err
-			}
-			if also != nil {
-				return also(t)
-			}
-			return nil
-		})
-		if err == nil {
+		whole := try > 0 || old == nil || !sameDefinitions(old.Definitions, next.Definitions) || heldDiffers(old, next) || changedExtras(old, next)
+		err = c.store.Write(ctx, func(t plane.Tx) error { return c.put(t, conn, next, whole, v, x) })
+		var refused refusedError
+		switch {
+		case err == nil:
 			c.keep(next)
 			return nil
-		}
-		if plane.KindOf(err) != plane.Conflict || try == saveTries {
+		case errors.As(err, &refused):
+			return refused.error
+		case errors.Is(err, errMoved), plane.KindOf(err) == plane.NotFound: // changed or removed: this says nothing of it
+			return c.rest(ctx, x)
+		case plane.KindOf(err) != plane.Conflict || try == saveTries:
 			return asStoreError(err)
+		case len(x.said.Pins)+len(x.said.Reviews) > 0:
+			return plane.Errorf(plane.Conflict, "%s was read again since you looked.", conn.Slug).At("version").Then("patchbay mcp tools " + conn.Slug)
 		}
 		switch s, err := c.store.CatalogByID(ctx, conn.ID); {
 		case plane.KindOf(err) == plane.NotFound:
@@ -230,12 +269,49 @@ func (c *Catalogs) settle(ctx context.Context, conn plane.Connection, old *plane
 			return storeError{err}
 		default:
 			old = c.read(&s)
+			c.keep(old)
 		}
 		if old != nil && old.Version > conn.Version {
-			c.keep(old)
-			return nil // the connection moved on
+			return c.rest(ctx, x) // the connection moved on
 		}
 	}
+}
+
+// rest writes what belongs beside a snapshot that is not stored.
+func (c *Catalogs) rest(ctx context.Context, x settling) error {
+	for _, fn := range []func(plane.Tx) error{x.first, x.also} {
+		if fn != nil {
+			return c.write(ctx, fn)
+		}
+	}
+	return nil
+}
+
+// put writes one snapshot with all that belongs to it. The connection comes before
+// its catalog, as everywhere: no two wait for each other.
+func (c *Catalogs) put(t plane.Tx, conn plane.Connection, next *plane.Catalog, whole bool, v verdict, x settling) error {
+	if x.first != nil {
+		if err := x.first(t); err != nil {
+			return refusedError{err}
+		}
+	}
+	if v.prefs != nil {
+		if err := c.store.ConvertPrefs(t, conn.ID, conn.Version, *v.prefs); plane.KindOf(err) == plane.Conflict {
+			return errMoved
+		} else if err != nil {
+			return err
+		}
+	}
+	if err := c.store.SaveCatalog(t, next, whole); err != nil {
+		return err
+	}
+	if err := c.record(t, conn.ID, v); err != nil {
+		return err
+	}
+	if x.also != nil {
+		return x.also(t)
+	}
+	return nil
 }
 
 // saveTries bounds how often a snapshot is judged again over a faster one.

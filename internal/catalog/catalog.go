@@ -66,13 +66,19 @@ type Catalogs struct {
 
 	mu     sync.Mutex
 	byID   map[plane.ConnectionID]*plane.Catalog // never changed in place
-	flight map[plane.ConnectionID]*discovery
+	flight map[flightKey]*discovery
 	empty  map[plane.ConnectionID]time.Time // when a list was first seen empty after having tools
 	turns  map[plane.ConnectionID]*turn     // who adopts now
 	seq    int64                            // what was taken in of other replicas
 
 	// Changed is told when what a connection offers differs; nil for nobody.
 	Changed func()
+}
+
+// flightKey is what callers that ask at the same time share.
+type flightKey struct {
+	id      plane.ConnectionID
+	version int64
 }
 
 type discovery struct {
@@ -89,7 +95,7 @@ const seenEvery = time.Minute
 // Load reads the stored snapshots.
 func Load(ctx context.Context, store Store, lister Lister, clock plane.Clock, lim plane.Limits) (*Catalogs, error) {
 	c := &Catalogs{store: store, lister: lister, clock: clock, lim: lim, byID: map[plane.ConnectionID]*plane.Catalog{},
-		flight: map[plane.ConnectionID]*discovery{}, empty: map[plane.ConnectionID]time.Time{}, turns: map[plane.ConnectionID]*turn{}}
+		flight: map[flightKey]*discovery{}, empty: map[plane.ConnectionID]time.Time{}, turns: map[plane.ConnectionID]*turn{}}
 	var err error
 	if _, c.seq, err = store.CatalogsSince(ctx, 0); err != nil { // before what is read, so that nothing is missed
 		return nil, err
@@ -220,10 +226,11 @@ func isStoreError(err error) bool { _, ok := err.(storeError); return ok }
 // end is no failure of the server.
 func (c *Catalogs) Refresh(ctx context.Context, g policy.Grant) error {
 	c.mu.Lock()
-	f, ok := c.flight[g.ID()]
+	k := flightKey{g.ID(), g.Version()}
+	f, ok := c.flight[k]
 	if !ok {
 		f = &discovery{done: make(chan struct{})}
-		c.flight[g.ID()] = f
+		c.flight[k] = f
 		go c.discover(context.WithoutCancel(ctx), g, f)
 	}
 	c.mu.Unlock()
@@ -252,7 +259,7 @@ func (c *Catalogs) discover(ctx context.Context, g policy.Grant, f *discovery) {
 	}
 	f.err = err
 	c.mu.Lock()
-	delete(c.flight, g.ID())
+	delete(c.flight, flightKey{g.ID(), g.Version()})
 	c.mu.Unlock()
 	close(f.done)
 }

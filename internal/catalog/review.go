@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,7 +29,7 @@ const noted = time.Minute
 // judge decides of every definition of next: its class, whether a person looked
 // at it, and whether it is held back. A definition is adopted by its pin: the
 // first listing of a connection pins all of it, later ones what is not held.
-func (c *Catalogs) judge(ctx context.Context, conn plane.Connection, next, old *plane.Catalog) (verdict, error) {
+func (c *Catalogs) judge(ctx context.Context, conn plane.Connection, next, old *plane.Catalog, said Saying) (verdict, error) {
 	var v verdict
 	reviews, err := c.store.Reviews(ctx, conn.ID)
 	if err != nil {
@@ -38,6 +39,13 @@ func (c *Catalogs) judge(ctx context.Context, conn plane.Connection, next, old *
 	if err != nil {
 		return v, storeError{err}
 	}
+	for _, r := range said.Reviews {
+		reviews = slices.DeleteFunc(reviews, func(o plane.Review) bool { return o.Name == r.Name })
+	}
+	for _, p := range said.Pins {
+		pins = slices.DeleteFunc(pins, func(o plane.Pin) bool { return o.Name == p.Name })
+	}
+	reviews, pins = append(reviews, said.Reviews...), append(pins, said.Pins...)
 	v.gone = review(next.Definitions, reviews)
 	if next.CapturedAt.IsZero() {
 		return v, nil

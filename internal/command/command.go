@@ -98,7 +98,8 @@ type Deps struct {
 	Limits   plane.Limits
 	Pins     func(ctx context.Context, id plane.ConnectionID) ([]plane.Pin, error)
 	Reviews  func(ctx context.Context, id plane.ConnectionID) ([]plane.Review, error)
-	Window   func(model string) int // of a model, in tokens
+	Window   func(model string) int          // of a model, in tokens
+	View     func(ctx context.Context) error // takes in what others changed; nil where nobody else is
 }
 
 // Registry is the set of commands.

@@ -184,6 +184,16 @@ func (p *Providers) One(ctx context.Context, who plane.Principal, agent, id stri
 	return &row, err
 }
 
+// Now is One as the database has it, for whoever lost a race.
+func (p *Providers) Now(ctx context.Context, who plane.Principal, agent, id string) (*Provider, error) {
+	if p.d.View != nil {
+		if err := p.d.View(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return p.One(ctx, who, agent, id)
+}
+
 func account(snap *policy.Snapshot, who plane.Principal, agent, id string) (*plane.Connection, error) {
 	for _, a := range snap.Visible(who) {
 		if string(a.ID) == id && a.Scope == (plane.Scope{Kind: plane.ScopeAgent, Name: agent}) {

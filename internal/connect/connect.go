@@ -23,6 +23,7 @@ import (
 type Records interface {
 	Write(ctx context.Context, fn func(plane.Tx) error) error
 	Connections(ctx context.Context) ([]plane.Connection, error)
+	ConnectionByID(ctx context.Context, id plane.ConnectionID) (plane.Connection, error)
 	SaveConnection(t plane.Tx, c *plane.Connection) error
 	SetConnectionState(t plane.Tx, id plane.ConnectionID, version int64, state plane.ConnectionState, reason string) error
 	SetOAuthOptions(t plane.Tx, id plane.ConnectionID, o plane.OAuthOptions) error
@@ -111,6 +112,19 @@ func (c *Connections) Close() {
 // config no longer names is turned off. It returns the pinned connections with
 // id and version.
 func (c *Connections) Pin(ctx context.Context, pinned []plane.Connection) ([]plane.Connection, error) {
+	for try := 0; ; try++ {
+		out, err := c.pin(ctx, pinned)
+		if plane.KindOf(err) != plane.Conflict || try == pinTries {
+			return out, err
+		}
+		// Another replica pinned the same a moment ago.
+	}
+}
+
+// pinTries bounds how often replicas that start together give way.
+const pinTries = 8
+
+func (c *Connections) pin(ctx context.Context, pinned []plane.Connection) ([]plane.Connection, error) {
 	stored, err := c.o.Store.Connections(ctx)
 	if err != nil {
 		return nil, err

@@ -89,6 +89,9 @@ func (c *Connections) cellOf(ctx context.Context, conn plane.Connection) (*cell,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if have := c.cells[conn.ID]; have != nil && have.conn.Version >= conn.Version {
+		if !sameTarget(have.conn, conn) {
+			return nil, movedOn(conn)
+		}
 		return have, nil
 	}
 	if x.turn = c.turns[conn.ID]; x.turn == nil {
@@ -118,7 +121,25 @@ func (c *Connections) load(ctx context.Context, conn plane.Connection, older *se
 	return c.opened(ctx, conn, rec, older)
 }
 
+// sameTarget reports that a credential of one may be shown where the other's is.
+func sameTarget(a, b plane.Connection) bool { return a.Endpoint == b.Endpoint && a.Auth == b.Auth }
+
+func movedOn(conn plane.Connection) error {
+	return plane.Errorf(plane.Conflict, "%s was changed since its tools were offered.", conn.Slug)
+}
+
+// opened opens a stored credential, which was read a moment ago. One that was
+// stored for another address than the grant's is not for this one: the connection
+// is looked at after the credential, and both change in one transaction.
 func (c *Connections) opened(ctx context.Context, conn plane.Connection, rec plane.Credential, older *set) (*set, error) {
+	switch now, err := c.o.Store.ConnectionByID(ctx, conn.ID); {
+	case plane.KindOf(err) == plane.NotFound:
+		return nil, movedOn(conn)
+	case err != nil:
+		return nil, err
+	case !sameTarget(now, conn):
+		return nil, movedOn(conn)
+	}
 	m, err := c.unseal(conn.ID, rec.Blob)
 	if err != nil {
 		reason := plane.ReasonUnreadable

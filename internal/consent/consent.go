@@ -87,7 +87,7 @@ type Options struct {
 	CheckURL    func(egressName, raw string) error
 	Adopt       func(ctx context.Context, g policy.Grant, l catalog.Listed) error
 	Snapshot    func(id plane.ConnectionID) *plane.Catalog
-	Restamp     func(ctx context.Context, conn plane.Connection, from int64) error
+	Change      func(ctx context.Context, conn plane.Connection, from int64, said catalog.Saying, write func(plane.Tx) error) error
 	Reload      func(ctx context.Context) error // makes the stored connections the policy's
 	Ring        *secret.Ring
 	Lookup      func(name string) (secret.Text, bool) // secrets of pinned clients, by variable

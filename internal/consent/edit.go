@@ -3,6 +3,7 @@ package consent
 import (
 	"context"
 
+	"patchbay/internal/catalog"
 	"patchbay/internal/connect"
 	"patchbay/internal/plane"
 	"patchbay/internal/secret"
@@ -51,7 +52,7 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 		return old, err
 	}
 	next.Version++
-	err = s.o.Store.Write(ctx, func(t plane.Tx) error {
+	write := func(t plane.Tx) error {
 		if err := s.o.Store.SaveConnection(t, &next); err != nil {
 			return err
 		}
@@ -83,19 +84,19 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 			}
 		}
 		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "connection.edit", What: string(id), Decision: "allow"})
-	})
+	}
+	asksAnew := next.Endpoint != old.Endpoint || !ch.Token.Empty()
+	if asksAnew {
+		err = s.o.Store.Write(ctx, write)
+	} else {
+		err = s.o.Change(ctx, next, old.Version, catalog.Saying{Pins: pins, Reviews: reviews}, write)
+	}
 	if err != nil {
 		return old, err
 	}
-	asksAnew := next.Endpoint != old.Endpoint || !ch.Token.Empty()
 	if asksAnew || next.Enabled != old.Enabled {
 		s.o.Connections.Forget(id)
 		s.o.Upstream.Drop(id)
-	}
-	if !asksAnew {
-		if err := s.o.Restamp(ctx, next, old.Version); err != nil {
-			return next, err
-		}
 	}
 	return next, s.o.Reload(ctx)
 }

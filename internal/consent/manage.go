@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"patchbay/internal/catalog"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
 )
@@ -259,16 +260,13 @@ func (s *Service) Rename(ctx context.Context, who plane.Principal, id plane.Conn
 		return conn, err
 	}
 	conn.Version++
-	err = s.o.Store.Write(ctx, func(t plane.Tx) error {
+	err = s.o.Change(ctx, conn, conn.Version-1, catalog.Saying{}, func(t plane.Tx) error {
 		if err := s.o.Store.SaveConnection(t, &conn); err != nil {
 			return err
 		}
 		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "connection.rename", What: string(conn.ID), Decision: "allow"})
 	})
 	if err != nil {
-		return conn, err
-	}
-	if err := s.o.Restamp(ctx, conn, conn.Version-1); err != nil {
 		return conn, err
 	}
 	s.o.Upstream.Drop(conn.ID)

@@ -100,6 +100,16 @@ const (
 // is stored.
 func (s *Store) SaveCatalog(t plane.Tx, c *plane.Catalog, whole bool) error {
 	x := own(t)
+	// The connection is held first, here as everywhere, so that no two transactions
+	// wait for each other; what was removed gets no catalog any more.
+	there := false
+	if err := x.each(func(r *sql.Rows) error { there = true; var one int64; return r.Scan(&one) },
+		`SELECT 1 FROM connections WHERE id = ? AND removed_at = 0 {share}`, c.Connection); err != nil {
+		return err
+	}
+	if !there {
+		return plane.Errorf(plane.NotFound, "There is no such connection.")
+	}
 	seq, err := s.count(x, metaCatalogs)
 	if err != nil {
 		return err

@@ -139,7 +139,7 @@ func (s *Store) RemoveConnection(t plane.Tx, id plane.ConnectionID) error {
 	if err := exactly(res, err, 1, plane.Errorf(plane.NotFound, "There is no such connection.")); err != nil {
 		return err
 	}
-	for _, q := range []string{`DELETE FROM credentials WHERE connection = ?`, `DELETE FROM definitions WHERE connection = ?`, `DELETE FROM catalogs WHERE connection = ?`, `DELETE FROM reviews WHERE connection = ?`,
+	for _, q := range []string{`DELETE FROM credentials WHERE connection = ?`, `DELETE FROM catalogs WHERE connection = ?`, `DELETE FROM definitions WHERE connection = ?`, `DELETE FROM reviews WHERE connection = ?`,
 		`DELETE FROM pins WHERE connection = ?`, `DELETE FROM extras WHERE connection = ?`, `DELETE FROM refreshes WHERE connection = ?`,
 		`UPDATE tickets SET state = 'cancelled' WHERE connection = ? AND state IN ('pending', 'opened', 'authorizing')`} {
 		if _, err := x.exec(q, id); err != nil {

@@ -3,10 +3,12 @@ package store
 import (
 	"context"
 	"database/sql"
-
+	"errors"
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"patchbay/internal/plane"
 )
@@ -72,10 +74,24 @@ func own(t plane.Tx) *tx { return t.(*tx) }
 // on PostgreSQL each has its own transaction. fn must only use the Tx, must not
 // call Write, and may run again only if Write returned an error.
 func (s *Store) Write(ctx context.Context, fn func(plane.Tx) error) error {
-	if s.pg {
-		return s.writePostgres(ctx, []func(plane.Tx) error{fn})[0]
+	if !s.pg {
+		return s.batch.do(ctx, fn)
 	}
-	return s.batch.do(ctx, fn)
+	for try := 0; ; try++ {
+		err := s.writePostgres(ctx, []func(plane.Tx) error{fn})[0]
+		if try == deadlockTries || !isDeadlock(err) {
+			return err
+		}
+	}
+}
+
+// deadlockTries bounds how often a transaction that the database ended to free
+// another is begun again: nothing of it was done.
+const deadlockTries = 3
+
+func isDeadlock(err error) bool {
+	var pe *pgconn.PgError
+	return errors.As(err, &pe) && (pe.Code == "40P01" || pe.Code == "40001")
 }
 
 // WriteBehind queues fn to be committed within about 50 ms. A crash may lose

@@ -138,6 +138,7 @@ type list struct {
 	prints    map[string]string // name -> fingerprint; never changed in place
 	fetching  chan struct{}
 	fetchedBy error
+	renewing  bool // a notice came, and it is read again soon
 }
 
 // check compares the offered fingerprint with a listing no older than maxAge
@@ -295,18 +296,26 @@ func (p *Pool) forget(k listKey) {
 func (p *Pool) changed(k listKey, g policy.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l := p.lists[k]
-	if l == nil || p.closed {
+	if p.closed {
 		return
+	}
+	l := p.lists[k]
+	if l == nil { // nobody has called a tool yet; the catalog wants to know all the same
+		l = &list{}
+		p.lists[k] = l
 	}
 	l.at = p.o.Clock.Now() // a listing that began before is void too
-	if l.prints == nil {
+	l.prints = nil
+	if l.renewing {
 		return
 	}
-	l.prints = nil
+	l.renewing = true
 	p.workers.Go(func() {
 		select {
 		case <-time.After(changedDelay):
+			p.mu.Lock()
+			l.renewing = false
+			p.mu.Unlock()
 			p.fetchBehind(g)
 		case <-p.stop:
 		}

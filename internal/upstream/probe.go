@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"math"
 	"net/http"
 
 	"patchbay/internal/catalog"
@@ -48,17 +49,23 @@ func refusal(err error) Probed {
 
 // Drop ends the sessions of a connection whose endpoint, credential or
 // enablement a person changed.
-func (p *Pool) Drop(id plane.ConnectionID) {
+func (p *Pool) Drop(id plane.ConnectionID) { p.DropOlder(id, math.MaxInt64) }
+
+// DropOlder closes the sessions of a connection's versions before one.
+func (p *Pool) DropOlder(id plane.ConnectionID, version int64) {
+	if version == 0 {
+		version = math.MaxInt64 // it is gone
+	}
 	p.mu.Lock()
 	var gone []*session
 	for k, s := range p.sessions {
-		if k.conn == id {
+		if k.conn == id && k.version < version {
 			gone = append(gone, s)
 			delete(p.sessions, k)
 		}
 	}
 	for k := range p.lists {
-		if k.conn == id {
+		if k.conn == id && k.version < version {
 			delete(p.lists, k)
 		}
 	}

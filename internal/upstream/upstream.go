@@ -392,7 +392,7 @@ func explain(conn plane.Connection, err error) error {
 	}
 	e := mcp.AsError(err)
 	kind := plane.Unavailable
-	if e.Ending.Challenge {
+	if e.Ending.Challenge || e.Ending.Status == http.StatusForbidden {
 		kind = plane.Unauthenticated
 	}
 	detail := e.Ending.Detail

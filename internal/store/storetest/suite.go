@@ -191,6 +191,8 @@ func connections(t *testing.T, s *store.Store, _ *Clock) {
 }
 
 func catalogs(t *testing.T, s *store.Store, clock *Clock) {
+	conn := aConnection("a")
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &conn) })
 	raw := []byte("{\"name\":\"z\", \"n\":12345678901234567890,\n \"a\":\"\\u00e9\"}")
 	c := plane.Catalog{Connection: "con_a", Version: 3, Revision: 1, Health: plane.HealthOK, Detail: "d", CapturedAt: clock.Now(), Instructions: "i", Server: "s 1",
 		Definitions: []plane.Definition{{Raw: raw, Fingerprint: "f1"}, {Raw: []byte(`{"name":"y"}`), Fingerprint: "f2"}}}
@@ -211,6 +213,8 @@ func catalogs(t *testing.T, s *store.Store, clock *Clock) {
 
 // reviews stand by name and show at the definition they were given to.
 func reviews(t *testing.T, s *store.Store, clock *Clock) {
+	conn := aConnection("a")
+	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &conn) })
 	c := plane.Catalog{Connection: "con_a", Version: 1, Revision: 1, Health: plane.HealthOK,
 		Definitions: []plane.Definition{{Raw: []byte(`{"name":"x"}`), Fingerprint: "f1"}, {Raw: []byte(`{"name":"y"}`), Fingerprint: "f2"}, {Raw: []byte(`{"name":"z"}`), Fingerprint: "f3"}}}
 	put := func(name, fp string, class plane.Class) {
