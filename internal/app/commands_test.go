@@ -270,3 +270,28 @@ func TestAuthenticationComesBeforeParsing(t *testing.T) {
 		t.Errorf("a revoked token: %d", got)
 	}
 }
+
+// overAPI is a request to any path of the API.
+func (x *surfaces) overAPI(method, path, body string) (answer []byte, status int) {
+	x.t.Helper()
+	req, err := http.NewRequest(method, x.base+path, strings.NewReader(body))
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	resp, err := x.http.Do(req)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if answer, err = io.ReadAll(resp.Body); err != nil {
+		x.t.Fatal(err)
+	}
+	return answer, resp.StatusCode
+}
+
+func mustJSON(t *testing.T, b []byte, into any) {
+	t.Helper()
+	if err := json.Unmarshal(b, into); err != nil {
+		t.Fatalf("%v: %s", err, b)
+	}
+}

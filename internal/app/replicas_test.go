@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -240,13 +241,36 @@ func TestACatalogIsSeenByEveryReplica(t *testing.T) {
 func TestAWrongClockDoesNoHarm(t *testing.T) {
 	pg := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("look", ""))
-	config := onPostgres(pg.URL, upConfig(m)+"limits: {ticket_life: 4m}\n")
+	config := onPostgres(pg.URL, strings.Replace(upConfig(m), "for: [up]", "for: [up, later]", 1)+"limits: {ticket_life: 4m}\n")
 	a := start(t, "", config)
 	a.refresh("up")
+	// A round that is due in three minutes, and a link that is good for four.
+	db, err := sql.Open("pgx", pg.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	within(t, 15*time.Second, "the round in the schedule", func() bool {
+		a.a.Refresh(t.Context()) // it may be taken just now
+		res, err := db.Exec(`UPDATE refreshes SET due_at = $1`, plane.Micros(time.Now().Add(3*time.Minute)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := res.RowsAffected()
+		return err == nil && n == 1
+	})
+	var link command.MCPAdded
+	if err := a.do("mcp.add", command.MCPAddInput{Name: "later", Address: m.Endpoint(), Auth: "bearer"}, &link); err != nil {
+		t.Fatal(err)
+	}
 	for _, skew := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
 		b := startWith(t, "", config, func(o *app.Options) { o.Local = skewed(skew) })
 		if n, err := b.a.Refresh(t.Context()); err != nil || n != 0 {
 			t.Errorf("a clock %v off took %d rounds that are not due (%v)", skew, n, err)
+		}
+		_, path, _ := strings.Cut(strings.TrimPrefix(link.Link, "http://"), "/")
+		if code, body := newVisitor(t).get("http://" + b.a.Addr() + "/" + path); code != 200 {
+			t.Errorf("a clock %v off ends a link that is good: %d %s", skew, code, body)
 		}
 		out, err := b.callOn("look")
 		if err != nil || out.IsError {
@@ -332,6 +356,7 @@ func TestPostgresRestartsUnderLoad(t *testing.T) {
 type proxy struct {
 	url, to string
 	mute    atomic.Bool // swallows the database's notices
+	hold    atomic.Bool // keeps every answer back
 	l       net.Listener
 	mu      sync.Mutex
 	conns   []net.Conn
@@ -375,6 +400,9 @@ func (p *proxy) pass(c net.Conn) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := d.Read(buf)
+		for p.hold.Load() {
+			time.Sleep(10 * time.Millisecond)
+		}
 		if n > 0 && !(p.mute.Load() && buf[0] == 'A') { // NotificationResponse
 			c.Write(buf[:n])
 		}

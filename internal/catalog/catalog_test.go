@@ -156,6 +156,9 @@ func (m *memory) SaveCatalog(_ plane.Tx, c *plane.Catalog, whole bool) error {
 	if m.fail != nil {
 		return m.fail
 	}
+	if have, ok := m.rows[c.Connection]; ok && (have.Revision >= c.Revision || have.Version > c.Version) {
+		return plane.Errorf(plane.Conflict, "newer")
+	}
 	row := *c
 	if !whole {
 		row.Definitions = m.rows[c.Connection].Definitions

@@ -82,6 +82,17 @@ func (f *fleet) over(i int) *http.Client {
 func TestCatalogsAreReadOnceWhateverDies(t *testing.T) {
 	const n, period = 200, 2 * time.Second
 	m := fake.NewMCP(t, fake.Tool("look", ""))
+	var listed atomic.Int64
+	m.Around(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err == nil && strings.Contains(string(body), `"tools/list"`) {
+				listed.Add(1)
+			}
+			r.Body = io.NopCloser(strings.NewReader(string(body)))
+			next.ServeHTTP(w, r)
+		})
+	})
 	var b strings.Builder
 	b.WriteString("limits: {catalog_refresh: 2s, discover_one: 700ms}\norg: {connections: {")
 	for i := range n {
@@ -153,8 +164,13 @@ func TestCatalogsAreReadOnceWhateverDies(t *testing.T) {
 	watch(3 * period)
 	f.cmds[0] = f.rigs[0].serve()
 	watch(3 * period)
-	if err := db.QueryRow(`SELECT SUM(fence - rounds) FROM refreshes`).Scan(&fences); err != nil {
+	var claims int64
+	if err := db.QueryRow(`SELECT SUM(fence - rounds), SUM(fence) FROM refreshes`).Scan(&fences, &claims); err != nil {
 		t.Fatal(err)
+	}
+	// What the servers saw: a claim makes one listing, and nothing else makes any.
+	if n := listed.Load(); n > claims {
+		t.Errorf("%d listings for %d claims", n, claims)
 	}
 	t.Logf("%d rounds, %d periods missed, %d rounds twice, %d claims taken over", slots, missed, twice, fences)
 	if missed > 0 {
