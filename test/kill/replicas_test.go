@@ -88,6 +88,7 @@ func TestCatalogsAreReadOnceWhateverDies(t *testing.T) {
 			body, err := io.ReadAll(r.Body)
 			if err == nil && strings.Contains(string(body), `"tools/list"`) {
 				listed.Add(1)
+				time.Sleep(20 * time.Millisecond) // long enough to be killed in
 			}
 			r.Body = io.NopCloser(strings.NewReader(string(body)))
 			next.ServeHTTP(w, r)
@@ -152,12 +153,30 @@ func TestCatalogsAreReadOnceWhateverDies(t *testing.T) {
 			look()
 		}
 	}
+	// atWork waits until a process holds a claim.
+	atWork := func(i int) {
+		like := fmt.Sprintf("%%/%d/%%", f.cmds[i].Process.Pid)
+		for end := time.Now().Add(10 * time.Second); ; {
+			var n int
+			if err := db.QueryRow(`SELECT COUNT(*) FROM refreshes WHERE owner LIKE $1 AND lease_until > 0`, like).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			if n > 0 {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("process %d holds no claim", i)
+			}
+		}
+	}
 	watch(4 * period) // until all are under way
 	slots, missed = 0, 0
 	watch(4 * period)
+	atWork(0)
 	f.cmds[0].Process.Kill()
 	f.cmds[0].Wait()
 	watch(4 * period)
+	atWork(1)
 	f.cmds[1].Process.Signal(syscall.SIGSTOP)
 	watch(2 * period) // longer than its lease of about a second
 	f.cmds[1].Process.Signal(syscall.SIGCONT)
