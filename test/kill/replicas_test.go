@@ -76,6 +76,74 @@ func (f *fleet) over(i int) *http.Client {
 	}}}
 }
 
+// rounds watches the schedule of a fleet.
+type rounds struct {
+	t                    *testing.T
+	db                   *sql.DB
+	period               time.Duration
+	last                 map[plane.ConnectionID]round
+	slots, missed, twice int
+}
+
+// round is how many rounds a connection had, and the period that the last ended.
+type round struct{ count, slot int64 }
+
+func (x *rounds) look() {
+	rows, err := x.db.Query(`SELECT connection, rounds, due_at, tries FROM refreshes`)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id plane.ConnectionID
+		var r round
+		var due, tries int64
+		if err := rows.Scan(&id, &r.count, &due, &tries); err != nil {
+			x.t.Fatal(err)
+		}
+		if tries > 0 {
+			x.t.Fatalf("%s failed", id)
+		}
+		r.slot = catalog.Slot(id, plane.FromMicros(due), x.period) - 1
+		was, ok := x.last[id]
+		x.last[id] = r
+		if !ok || was.count == 0 || r.count == was.count {
+			continue
+		}
+		x.slots++
+		switch d := r.slot - was.slot; {
+		case r.count-was.count > d:
+			x.twice++
+			x.t.Errorf("%s: %d rounds in %d periods", id, r.count-was.count, d)
+		case r.count-was.count < d:
+			x.missed++
+		}
+	}
+}
+
+func (x *rounds) watch(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		x.look()
+	}
+}
+
+// atWork waits until a process holds a claim.
+func (x *rounds) atWork(cmd *exec.Cmd) {
+	like := fmt.Sprintf("%%/%d/%%", cmd.Process.Pid)
+	for end := time.Now().Add(10 * time.Second); ; {
+		var n int
+		if err := x.db.QueryRow(`SELECT COUNT(*) FROM refreshes WHERE owner LIKE $1 AND lease_until > 0`, like).Scan(&n); err != nil {
+			x.t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			x.t.Fatal("a process holds no claim")
+		}
+	}
+}
+
 // Three processes read two hundred catalogs every two seconds. One is killed and
 // one stands still for longer than its lease: still every catalog is read once in
 // every period of its own, and no round is counted twice.
@@ -94,112 +162,50 @@ func TestCatalogsAreReadOnceWhateverDies(t *testing.T) {
 			next.ServeHTTP(w, r)
 		})
 	})
-	var b strings.Builder
-	b.WriteString("limits: {catalog_refresh: 2s, discover_one: 700ms}\norg: {connections: {")
+	var servers, names []string
 	for i := range n {
-		fmt.Fprintf(&b, "c%d: {url: \"%s/mcp/%d\"}, ", i, m.URL, i)
+		servers = append(servers, fmt.Sprintf("c%d: {url: \"%s/mcp/%d\"}", i, m.URL, i))
+		names = append(names, fmt.Sprint("c", i))
 	}
-	fmt.Fprintf(&b, "}}\negress: {allow: [{to: %q, for: [", m.URL)
-	for i := range n {
-		fmt.Fprintf(&b, "c%d, ", i)
-	}
-	b.WriteString("]}]}\n")
-	f := newFleet(t, 3, b.String())
+	f := newFleet(t, 3, fmt.Sprintf("limits: {catalog_refresh: 2s, discover_one: 700ms}\norg: {connections: {%s}}\negress: {allow: [{to: %q, for: [%s]}]}\n",
+		strings.Join(servers, ", "), m.URL, strings.Join(names, ", ")))
 	db, err := sql.Open("pgx", f.url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	type round struct {
-		count int64
-		slot  int64
-	}
-	last := map[plane.ConnectionID]round{}
-	slots, missed, twice, fences := 0, 0, 0, int64(0)
-	look := func() {
-		rows, err := db.Query(`SELECT connection, rounds, due_at, tries FROM refreshes`)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var id plane.ConnectionID
-			var r round
-			var due, tries int64
-			if err := rows.Scan(&id, &r.count, &due, &tries); err != nil {
-				t.Fatal(err)
-			}
-			if tries > 0 {
-				t.Fatalf("%s failed", id)
-			}
-			r.slot = catalog.Slot(id, plane.FromMicros(due), period) - 1 // the one that was ended
-			was, ok := last[id]
-			last[id] = r
-			if !ok || was.count == 0 || r.count == was.count {
-				continue
-			}
-			slots++
-			switch d := r.slot - was.slot; {
-			case r.count-was.count > d:
-				twice++
-				t.Errorf("%s: %d rounds in %d periods", id, r.count-was.count, d)
-			case r.count-was.count < d:
-				missed++
-			}
-		}
-	}
-	watch := func(d time.Duration) {
-		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-			look()
-		}
-	}
-	// atWork waits until a process holds a claim.
-	atWork := func(i int) {
-		like := fmt.Sprintf("%%/%d/%%", f.cmds[i].Process.Pid)
-		for end := time.Now().Add(10 * time.Second); ; {
-			var n int
-			if err := db.QueryRow(`SELECT COUNT(*) FROM refreshes WHERE owner LIKE $1 AND lease_until > 0`, like).Scan(&n); err != nil {
-				t.Fatal(err)
-			}
-			if n > 0 {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("process %d holds no claim", i)
-			}
-		}
-	}
-	watch(4 * period) // until all are under way
-	slots, missed = 0, 0
-	watch(4 * period)
-	atWork(0)
+	x := &rounds{t: t, db: db, period: period, last: map[plane.ConnectionID]round{}}
+	x.watch(4 * period) // until all are under way
+	x.slots, x.missed = 0, 0
+	x.watch(4 * period)
+	x.atWork(f.cmds[0])
 	f.cmds[0].Process.Kill()
 	f.cmds[0].Wait()
-	watch(4 * period)
-	atWork(1)
+	x.watch(4 * period)
+	x.atWork(f.cmds[1])
 	f.cmds[1].Process.Signal(syscall.SIGSTOP)
-	watch(2 * period) // longer than its lease of about a second
+	x.watch(2 * period) // longer than its lease of about a second
 	f.cmds[1].Process.Signal(syscall.SIGCONT)
-	watch(3 * period)
+	x.watch(3 * period)
 	f.cmds[0] = f.rigs[0].serve()
-	watch(3 * period)
-	var claims int64
-	if err := db.QueryRow(`SELECT SUM(fence - rounds), SUM(fence) FROM refreshes`).Scan(&fences, &claims); err != nil {
+	x.watch(3 * period)
+	var taken, claims int64
+	if err := db.QueryRow(`SELECT SUM(fence - rounds), SUM(fence) FROM refreshes`).Scan(&taken, &claims); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("%d rounds, %d periods missed, %d rounds twice, %d claims taken over", x.slots, x.missed, x.twice, taken)
 	// What the servers saw: a claim makes one listing, and nothing else makes any.
 	if n := listed.Load(); n > claims {
 		t.Errorf("%d listings for %d claims", n, claims)
 	}
-	t.Logf("%d rounds, %d periods missed, %d rounds twice, %d claims taken over", slots, missed, twice, fences)
-	if missed > 0 {
-		t.Errorf("%d periods went by without their round", missed)
+	if x.missed > 0 {
+		t.Errorf("%d periods went by without their round", x.missed)
 	}
-	if want := 14 * n; slots < want {
-		t.Errorf("%d rounds were seen, %d at least were due", slots, want)
+	if want := 14 * n; x.slots < want {
+		t.Errorf("%d rounds were seen, %d at least were due", x.slots, want)
 	}
-	if fences < 1 {
-		t.Error("no claim was taken over: nothing was killed at the right moment")
+	if taken < 1 {
+		t.Error("no claim was taken over")
 	}
 }
 
