@@ -42,7 +42,8 @@ type MCPDiff struct {
 	Version int64            `json:"version"`
 	Hold    bool             `json:"hold"` // new and changed definitions wait for a person
 	Tools   []DiffRow        `json:"tools"`
-	Other   []catalog.Change `json:"other"` // instructions, and what the server asks for
+	Other   []catalog.Change `json:"other"`            // instructions, and what the server asks for
+	Unread  bool             `json:"unread,omitempty"` // nobody has read it yet
 	Done    string           `json:"done,omitempty"`
 }
 
@@ -52,12 +53,20 @@ func (o *MCPDiff) Text(w io.Writer, s Style) {
 		fmt.Fprintln(w, o.Done)
 		return
 	}
+	if o.Unread {
+		fmt.Fprintf(w, "%s was not read yet: patchbay mcp refresh %s\n", o.Server, o.Server)
+		return
+	}
 	if len(o.Tools)+len(o.Other) == 0 {
 		fmt.Fprintf(w, "Nothing changed at %s since it was connected.\n", o.Server)
 		return
 	}
 	for _, r := range o.Tools {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s", bridge.Visible(r.Tool), s.state(r.State), catalog.Kinds(r.Changes), s.ago(r.At))
+		when := ""
+		if !r.At.IsZero() {
+			when = s.ago(r.At)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s", bridge.Visible(r.Tool), s.state(r.State), catalog.Kinds(r.Changes), when)
 		if r.From != "" && r.To != r.From {
 			fmt.Fprintf(w, "\t%s -> %s", plane.ShortFingerprint(r.From), plane.ShortFingerprint(r.To))
 		}
@@ -149,7 +158,8 @@ func diff(ctx context.Context, d Deps, who plane.Principal, name string) (*MCPDi
 	}
 	out := &MCPDiff{Server: a.Slug, Version: a.Version, Hold: a.Holds(), Tools: []DiffRow{}, Other: []catalog.Change{}}
 	c := d.Catalogs.Get(a.ID)
-	if c == nil {
+	if c == nil || c.CapturedAt.IsZero() {
+		out.Unread = true
 		return out, nil
 	}
 	listed := map[string]*plane.Definition{}
@@ -210,11 +220,10 @@ func driftRow(p *plane.Pin, now *plane.Definition, others []string, absent map[s
 		row.State, row.By, row.To = "blocked", p.BlockedBy, now.Fingerprint
 	case now.Held != "":
 		row.State, row.At, row.To = "held", at, now.Fingerprint
-	case p.ChangedAt.IsZero():
-		return row, p.AcceptedBy != ""
-	}
-	if p.AcceptedBy != "" {
+	case p.AcceptedBy != "":
 		row.State, row.By = "accepted", p.AcceptedBy
+	case p.ChangedAt.IsZero():
+		return row, false
 	}
 	switch {
 	case now.Fingerprint != p.Fingerprint:

@@ -45,6 +45,7 @@ type MCPTools struct {
 	// tools, where they do not fit.
 	Suggest []string `json:"suggest,omitempty"`
 	Server  string   `json:"server,omitempty"`
+	Unread  []string `json:"unread,omitempty"` // servers that nobody has read yet
 }
 
 // Text draws tools.
@@ -124,15 +125,24 @@ func listTools(d Deps, who plane.Principal, name string) (*MCPTools, error) {
 		}
 		out.Server = a.Slug
 		out.Tools = toolRows(a, d.Catalogs.Get(a.ID), d.Limits.DescriptionOffered)
+		out.unread(a, d.Catalogs.Get(a.ID))
 		claimed(out.Tools, d, seen, a.ID)
 		size(d, who, out, a)
 		return out, nil
 	}
 	for _, a := range seen {
+		out.unread(a, d.Catalogs.Get(a.ID))
 		out.Tools = append(out.Tools, toolRows(a, d.Catalogs.Get(a.ID), d.Limits.DescriptionOffered)...)
 	}
 	size(d, who, out, policy.Attached{})
 	return out, nil
+}
+
+// unread notes a server whose tools nobody knows yet.
+func (o *MCPTools) unread(a policy.Attached, c *plane.Catalog) {
+	if a.Enabled && a.State != plane.StateAwaiting && (c == nil || c.CapturedAt.IsZero()) {
+		o.Unread = append(o.Unread, a.Slug)
+	}
 }
 
 // claimed notes where a tool has the name of another connection's: aliases keep
@@ -171,6 +181,11 @@ const (
 
 // sizes draws what the offers take.
 func (o *MCPTools) sizes(w io.Writer, s Style) {
+	if s.Terminal || len(o.Tools) == 0 {
+		for _, n := range o.Unread {
+			fmt.Fprintf(w, "%s was not read yet: patchbay mcp refresh %s\n", n, n)
+		}
+	}
 	if !s.Terminal && len(o.Suggest) == 0 {
 		return
 	}
