@@ -56,7 +56,7 @@ func TestClassify(t *testing.T) {
 		want plane.Kind
 	}{
 		"a query without a fingerprint":   {command.ClassifyInput{Tool: "get_a", Class: "query"}, plane.InvalidInput},
-		"with too little of one":          {command.ClassifyInput{Tool: "get_a", Class: "query", Fingerprint: fp[:11]}, plane.InvalidInput},
+		"with too little of one":          {command.ClassifyInput{Tool: "get_a", Class: "query", Fingerprint: fp[:31]}, plane.InvalidInput},
 		"with another one":                {command.ClassifyInput{Tool: "get_a", Class: "query", Fingerprint: strings.Repeat("0", 64)}, plane.Conflict},
 		"an unknown class":                {command.ClassifyInput{Tool: "get_a", Class: "mutation", Fingerprint: fp}, plane.InvalidInput},
 		"a tool that is not there":        {command.ClassifyInput{Tool: "get_z", Class: "query", Fingerprint: fp}, plane.Conflict},
@@ -81,7 +81,7 @@ func TestClassify(t *testing.T) {
 	if got := ends("get_a"); got != string(plane.CallUnknown) {
 		t.Errorf("an uncertain effect ended as %s", got)
 	}
-	if err := classify(command.ClassifyInput{Tool: "get_a", Class: "query", Fingerprint: fp[:12]}); err != nil {
+	if err := classify(command.ClassifyInput{Tool: "get_a", Class: "query", Fingerprint: fp[:32]}); err != nil {
 		t.Fatal(err)
 	}
 	if a, b := ends("get_a"), ends("drop_a"); a != string(plane.CallFailed) || b != string(plane.CallUnknown) {

@@ -98,9 +98,9 @@ func TestDriftIsAdoptedAndTold(t *testing.T) {
 		}
 	}
 	for what, in := range map[string]command.DiffInput{
-		"another fingerprint":       {Accept: []string{"change"}, Fingerprint: "000000000000"},
+		"another fingerprint":       {Accept: []string{"change"}, Fingerprint: "00000000000000000000000000000000"},
 		"one good, one unknown":     {Accept: []string{"change", "nothing"}},
-		"a fingerprint for all":     {Accept: []string{"*"}, Fingerprint: "000000000000"},
+		"a fingerprint for all":     {Accept: []string{"*"}, Fingerprint: "00000000000000000000000000000000"},
 		"a tool twice":              {Accept: []string{"change"}, Block: []string{"change"}},
 		"a version that is no more": {Accept: []string{"change"}, Version: 1},
 		"a tool without a name":     {Accept: []string{""}},
@@ -112,7 +112,7 @@ func TestDriftIsAdoptedAndTold(t *testing.T) {
 			t.Fatalf("%s let it in", what)
 		}
 	}
-	if out, err := s.diff(command.DiffInput{Accept: []string{"change"}, Fingerprint: s.tool("up", "change").Fingerprint[:12]}); err != nil || !strings.Contains(out.Done, "accepted") {
+	if out, err := s.diff(command.DiffInput{Accept: []string{"change"}, Fingerprint: s.tool("up", "change").Fingerprint[:32]}); err != nil || !strings.Contains(out.Done, "accepted") {
 		t.Fatalf("%+v %v", out, err)
 	}
 	if out, err := s.callOn("change"); err != nil || out.IsError {

@@ -38,6 +38,7 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.pool = upstream.New(upstream.Options{Lender: a.conns, Clock: a.o.Clock, Limits: a.cfg.Limits,
 		Transport: a.guard.Untrusted,
+		Holds:     func(g policy.Grant) bool { return a.policy.Load().Holds(g) },
 		Info:      mcp.Implementation{Name: "patchbay", Version: a.o.Version},
 		Listed: func(ctx context.Context, g policy.Grant, l catalog.Listed) {
 			if err := a.cats.Adopt(context.WithoutCancel(ctx), g, l); err != nil {

@@ -203,6 +203,7 @@ type projection struct {
 	top                   *renames
 	defs                  map[string]*renames
 	nodes                 int
+	said                  int // bytes that went into descriptions
 	changed, renamed, odd bool
 }
 

@@ -73,9 +73,6 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	if args[0] != '{' || mcp.Check(args, mcp.Strict) != nil {
 		return s.refuse(ctx, in, call, "The arguments are not one unambiguous JSON object.", "bad_arguments")
 	}
-	if faults := s.b.schemas.of(tool.Definition).input.check(args); len(faults) > 0 {
-		return s.refuse(ctx, in, call, "The arguments do not fit the tool's schema, and nothing was sent: "+strings.Join(faults, "; ")+".", "bad_arguments")
-	}
 	if s.o.Run != "" {
 		if n := s.used.Add(1); n > int64(s.b.Limits.CallsPerRun) {
 			return s.refuse(ctx, in, call, fmt.Sprintf("This run has made its %d remote calls (calls_per_run).", s.b.Limits.CallsPerRun), "limited")
@@ -90,6 +87,9 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	if denial != nil {
 		s.markStale(tool.Connection, denial.Kind)
 		return s.refuse(ctx, in, call, denial.Reason, "denied")
+	}
+	if faults := s.b.schemas.of(tool.Definition).input.check(args); len(faults) > 0 {
+		return s.refuse(ctx, in, call, "The arguments do not fit the tool's schema, and nothing was sent: "+strings.Join(faults, "; ")+".", "bad_arguments")
 	}
 	return s.send(ctx, in, tool, call, grant, args)
 }

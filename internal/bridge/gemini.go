@@ -46,7 +46,10 @@ func (p *projection) subset(in map[string]any) map[string]any {
 		if !plain {
 			b, _ := json.Marshal(values) // decoded from JSON
 			text, _ := m["description"].(string)
-			m["description"] = strings.TrimSpace(fmt.Sprintf("%s One of: %s", text, b))
+			m["description"] = strings.TrimSpace(fmt.Sprintf("%s One of: %s", text, clipBytes(b, maxNamedValues)))
+			if p.said += len(b); p.said > maxProjected {
+				p.nodes = maxNodes + 1
+			}
 			delete(m, "enum")
 		}
 	}
@@ -74,6 +77,16 @@ func (p *projection) subset(in map[string]any) map[string]any {
 	}
 	p.changed = true
 	return m
+}
+
+// maxNamedValues bounds what a description says of an enum, in bytes.
+const maxNamedValues = 1024
+
+func clipBytes(b []byte, n int) string {
+	if len(b) <= n {
+		return string(b)
+	}
+	return strings.ToValidUTF8(string(b[:n]), "") + "…"
 }
 
 func list(v any) []any { l, _ := v.([]any); return l }

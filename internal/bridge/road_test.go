@@ -30,7 +30,7 @@ func TestAChangedDefinitionIsRefused(t *testing.T) {
 	_, offered := catalog.Identify([]byte(fake.Tool("t", "")))
 	f.SetTools(fake.Tool("t", `"annotations":{"destructiveHint":true}`), fake.Tool("other", ""))
 	out := r.call(s, "mcp__up__t", `{}`)
-	if !out.IsError || !regexp.MustCompile("of t at up changed since it was offered, from "+plane.ShortFingerprint(offered)+" to [0-9a-f]{12};").MatchString(out.Text) || len(f.Calls()) != 0 {
+	if !out.IsError || !regexp.MustCompile("of t at up changed since it was offered, from "+plane.ShortFingerprint(offered)+" to [0-9a-f]{32};").MatchString(out.Text) || len(f.Calls()) != 0 {
 		t.Fatalf("%+v", out)
 	}
 	if out := r.call(s, "mcp__up__other", `{}`); out.IsError {

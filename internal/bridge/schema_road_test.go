@@ -20,7 +20,7 @@ func TestUnfitArgumentsAreNotSent(t *testing.T) {
 	f := fake.NewMCP(t, odd)
 	r := newRig(t, nil, server{"up", f, nil})
 	s := r.open("general")
-	for args, want := range map[string]string{`{}`: "$top is missing", `{"$top":"x"}`: "$top is string", `{"$top":1,"toolCallId":2}`: "toolCallId is not taken"} {
+	for args, want := range map[string]string{`{}`: `"$top" is missing`, `{"$top":"x"}`: `"$top" is string`, `{"$top":1,"toolCallId":2}`: `"toolCallId" is not taken`} {
 		out := r.call(s, "mcp__up__odd", args)
 		if !out.IsError || out.Call != nil || !strings.Contains(out.Text, want) || !strings.Contains(out.Text, "nothing was sent") {
 			t.Errorf("%s: %+v", args, out)

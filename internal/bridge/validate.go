@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
@@ -27,7 +28,7 @@ type schemas struct {
 
 const (
 	schemasKept = 512
-	checkSteps  = 100_000 // schema evaluations of one check; a hostile schema is exponential
+	checkSteps  = 20_000 // schema evaluations of one check; a hostile schema is exponential
 	faultsShown = 8
 	maxSchema   = 32 << 10  // bytes of a schema that is compiled
 	maxChecked  = 256 << 10 // bytes of what is checked; larger is left to the server
@@ -76,6 +77,10 @@ func compile(raw json.RawMessage) *checker {
 	c := &checker{}
 	if len(raw) == 0 || raw[0] != '{' {
 		return c // nothing to check
+	}
+	if hugeNumber(raw) {
+		c.why = "the schema holds a number that is too large to be checked here"
+		return c
 	}
 	if len(raw) > maxSchema {
 		c.why = "the schema is too large to be checked here"
@@ -247,7 +252,7 @@ func (s stepper) Validate(*jsonschema.ValidatorContext, any) {
 // check returns what does not fit, in our own words but for names, or nothing.
 // What cannot be checked fits.
 func (c *checker) check(raw json.RawMessage) (faults []string) {
-	if c.schema == nil || len(raw) > maxChecked {
+	if c.schema == nil || len(raw) > maxChecked || hugeNumber(raw) {
 		return nil
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
@@ -272,6 +277,38 @@ func (c *checker) check(raw json.RawMessage) (faults []string) {
 	collect(bad, &faults)
 	return faults
 }
+
+// hugeNumber reports a number whose exact value would take much time and memory:
+// what compares numbers exactly writes out every digit.
+func hugeNumber(raw []byte) bool {
+	for i := 0; i < len(raw); i++ {
+		switch c := raw[i]; {
+		case c == '"':
+			for i++; i < len(raw) && raw[i] != '"'; i++ {
+				if raw[i] == '\\' {
+					i++
+				}
+			}
+		case c == '-' || c >= '0' && c <= '9':
+			start, exponent := i, -1
+			for i < len(raw) && strings.IndexByte("0123456789+-.eE", raw[i]) >= 0 {
+				if raw[i]|0x20 == 'e' {
+					exponent = i + 1
+				}
+				i++
+			}
+			if i-start > maxNumber || exponent >= 0 && len(bytes.TrimLeft(raw[exponent:i], "+-0")) > 3 {
+				return true
+			}
+			i--
+		}
+	}
+	return false
+}
+
+// maxNumber bounds the characters of a number that is checked; its exponent has
+// three digits at most.
+const maxNumber = 400
 
 // cyclic reports that a schema refers to itself without end.
 func cyclic(e *jsonschema.ValidationError) bool {
@@ -319,18 +356,33 @@ func sentence(e *jsonschema.ValidationError) string {
 	return at + " does not fit " + name(path[len(path)-1])
 }
 
-// name shows what a server or a caller wrote, short and visible.
+// name shows what a server or a caller wrote as a word in quotes: nothing in it
+// can be read as a sentence of ours.
 func name(s string) string {
-	s, cut := clipRunes(Visible(s), 80)
-	if cut {
-		s += "…"
+	out := make([]rune, 0, maxNamed)
+	for _, r := range s {
+		if len(out) == maxNamed {
+			out = append(out, '…')
+			break
+		}
+		if r > 0x20 && r < 0x7f && !strings.ContainsRune("\"'`<>{}:;,!?", r) || unicode.IsLetter(r) {
+			out = append(out, r)
+		} else {
+			out = append(out, '_')
+		}
 	}
-	return s
+	return `"` + string(out) + `"`
 }
+
+// maxNamed bounds a name in our own sentences, namesShown how many.
+const (
+	maxNamed   = 40
+	namesShown = 4
+)
 
 func names(list []string) string {
 	out := make([]string, 0, len(list))
-	for _, n := range list[:min(len(list), faultsShown)] {
+	for _, n := range list[:min(len(list), namesShown)] {
 		out = append(out, name(n))
 	}
 	return strings.Join(out, ", ")

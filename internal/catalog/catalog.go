@@ -54,7 +54,7 @@ type Judgements interface {
 	DropReview(t plane.Tx, v *plane.Review) error
 	Pins(ctx context.Context, id plane.ConnectionID) ([]plane.Pin, error)
 	PutPin(t plane.Tx, p *plane.Pin) error
-	ForgetPins(t plane.Tx, id plane.ConnectionID, keep int) error
+	DropPin(t plane.Tx, id plane.ConnectionID, name string) error
 }
 
 // Catalogs holds the snapshots in memory over the store.
@@ -69,6 +69,7 @@ type Catalogs struct {
 	flight map[flightKey]*discovery
 	empty  map[plane.ConnectionID]time.Time // when a list was first seen empty after having tools
 	turns  map[plane.ConnectionID]*turn     // who adopts now
+	notes  map[plane.ConnectionID]*noting   // what went on record of late
 	seq    int64                            // what was taken in of other replicas
 
 	// Changed is told when what a connection offers differs; nil for nobody.
@@ -95,7 +96,7 @@ const seenEvery = time.Minute
 // Load reads the stored snapshots.
 func Load(ctx context.Context, store Store, lister Lister, clock plane.Clock, lim plane.Limits) (*Catalogs, error) {
 	c := &Catalogs{store: store, lister: lister, clock: clock, lim: lim, byID: map[plane.ConnectionID]*plane.Catalog{},
-		flight: map[flightKey]*discovery{}, empty: map[plane.ConnectionID]time.Time{}, turns: map[plane.ConnectionID]*turn{}}
+		flight: map[flightKey]*discovery{}, empty: map[plane.ConnectionID]time.Time{}, turns: map[plane.ConnectionID]*turn{}, notes: map[plane.ConnectionID]*noting{}}
 	var err error
 	if _, c.seq, err = store.CatalogsSince(ctx, 0); err != nil { // before what is read, so that nothing is missed
 		return nil, err

@@ -148,7 +148,12 @@ func (m *memory) PutPin(_ plane.Tx, p *plane.Pin) error {
 	return nil
 }
 
-func (m *memory) ForgetPins(plane.Tx, plane.ConnectionID, int) error { return nil }
+func (m *memory) DropPin(_ plane.Tx, _ plane.ConnectionID, name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.pins, name)
+	return nil
+}
 
 func (m *memory) SaveCatalog(_ plane.Tx, c *plane.Catalog, whole bool) error {
 	m.mu.Lock()

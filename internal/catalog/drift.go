@@ -7,6 +7,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode"
@@ -31,7 +32,9 @@ const (
 	KindInstructions Kind = "instructions"   // the server's own instructions
 	KindScopes       Kind = "scopes_grown"   // the server asks for more than was granted
 	maxShownText          = 300              // of a text in a change
-	maxChanges            = 64               // of one definition
+	maxOfAKind            = 8                // changes of one kind
+	maxGraded             = 128 << 10        // bytes of a definition that is compared
+	maxWhere              = 200              // bytes of a place in it
 	maxGradeDepth         = 80               // of what is compared
 	maxGradeText          = 256 << 10        // of what is searched for addresses and instructions
 )
@@ -60,6 +63,10 @@ func Kinds(changes []Change) string {
 // has no reason to speak of.
 func Grade(before, after []byte, others []string) []Change {
 	g := &grading{}
+	if len(before) > maxGraded || len(after) > maxGraded {
+		g.add(KindSchema, "", "", "It is too large to be compared.")
+		return g.out
+	}
 	a, aok := tree(before)
 	b, bok := tree(after)
 	if len(before) == 0 {
@@ -74,6 +81,9 @@ func Grade(before, after []byte, others []string) []Change {
 	g.compare("", a, b, 0)
 	g.quiet = false
 	g.introduced(string(before), texts(b), texts(a), others)
+	if g.more > 0 {
+		g.out = append(g.out, Change{Kind: KindText, After: fmt.Sprintf("and %d more of a kind that is shown already", g.more)})
+	}
 	return g.out
 }
 
@@ -87,11 +97,20 @@ func tree(raw []byte) (any, bool) {
 
 type grading struct {
 	out   []Change
+	kinds map[Kind]int
+	more  int // left out: every kind has a bound of its own, so that none hides another
 	quiet bool
 }
 
 func (g *grading) add(k Kind, where string, before, after any) {
-	if g.quiet || len(g.out) == maxChanges {
+	if g.quiet {
+		return
+	}
+	if g.kinds == nil {
+		g.kinds = map[Kind]int{}
+	}
+	if g.kinds[k]++; g.kinds[k] > maxOfAKind {
+		g.more++
 		return
 	}
 	g.out = append(g.out, Change{Kind: k, Where: where, Before: short(before), After: short(after)})
@@ -138,7 +157,7 @@ func (g *grading) compare(at string, a, b any, depth int) {
 		}
 		va, ina := ma[k]
 		vb, inb := mb[k]
-		where := at + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(k)
+		where := below(at, k)
 		switch {
 		case ina && inb:
 			g.compare(where, va, vb, depth+1)
@@ -148,6 +167,14 @@ func (g *grading) compare(at string, a, b any, depth int) {
 			g.add(removedKind(where), where, va, nil)
 		}
 	}
+}
+
+// below is the place of a member. A place that is long already grows no more.
+func below(at, k string) string {
+	if len(at) > maxWhere {
+		return at
+	}
+	return at + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(clip(k, maxWhere))
 }
 
 func same(a, b any) bool { return short0(a) == short0(b) }
@@ -172,13 +199,23 @@ func parts(at string) (parent, last string) {
 	return parent, last
 }
 
+// isText reports that a place holds text for people: a member of that name, or
+// something in it, that is no property of a schema.
 func isText(at string) bool {
-	parent, last := parts(at)
-	if strings.Contains(at, "/examples/") {
+	list := strings.Split(at, "/")[1:]
+	if len(list) > 0 && list[0] == "icons" || at == "/annotations/title" {
 		return true
 	}
-	return slices.Contains(textMembers, last) && parent != "properties" || strings.HasPrefix(at, "/icons") || at == "/annotations/title"
+	for i, s := range list {
+		if slices.Contains(textMembers, s) && (i == 0 || !slices.Contains(named, list[i-1])) {
+			return true
+		}
+	}
+	return false
 }
+
+// named are the members whose own members have names that a server chose.
+var named = []string{"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 
 func isHint(at string) bool {
 	return strings.HasPrefix(at, "/annotations/") && at != "/annotations/title" || at == "/annotations"
@@ -284,15 +321,16 @@ func texts(v any) []text {
 			out = append(out, text{at, x})
 		case []any:
 			for i, e := range x {
-				walk(fmt.Sprintf("%s/%d", at, i), e, depth+1)
+				walk(below(at, strconv.Itoa(i)), e, depth+1)
 			}
 		case map[string]any:
 			for _, k := range slices.Sorted(maps.Keys(x)) {
 				if at == "" && k == "_meta" {
 					continue
 				}
-				out = append(out, text{at + "/" + k, k})
-				walk(at+"/"+k, x[k], depth+1)
+				total += len(k)
+				out = append(out, text{below(at, k), k})
+				walk(below(at, k), x[k], depth+1)
 			}
 		}
 	}

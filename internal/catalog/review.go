@@ -1,8 +1,10 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +19,7 @@ type verdict struct {
 	gone   []plane.Review // of definitions that are no more
 	pins   []plane.Pin    // adopted
 	audits []plane.AuditEntry
+	drop   []string           // pins of tools that were absent for longest, beyond the bound
 	prefs  *plane.Preferences // a legacy selection, turned into exclusions
 }
 
@@ -54,7 +57,7 @@ func (c *Catalogs) judge(ctx context.Context, conn plane.Connection, next, old *
 	if next.Health == plane.HealthOK && prefs.Convert(supported(next)) {
 		v.prefs = &prefs
 	}
-	j := judging{v: &v, conn: conn, at: next.CapturedAt, first: len(pins) == 0, pins: make(map[string]*plane.Pin, len(pins)), was: map[string]string{}}
+	j := judging{v: &v, conn: conn, at: next.CapturedAt, first: len(pins) == 0, pins: make(map[string]*plane.Pin, len(pins)), was: map[string]string{}, listed: map[string]bool{}}
 	for i := range pins {
 		j.pins[pins[i].Name] = &pins[i]
 	}
@@ -66,6 +69,7 @@ func (c *Catalogs) judge(ctx context.Context, conn plane.Connection, next, old *
 	for i := range next.Definitions {
 		j.definition(&next.Definitions[i])
 	}
+	v.drop = j.surplus()
 	if old != nil && next.InstructionsAt.After(old.InstructionsAt) {
 		j.note("instructions.changed", "", "adopted")
 	}
@@ -83,12 +87,13 @@ func supported(c *plane.Catalog) []string {
 }
 
 type judging struct {
-	v     *verdict
-	conn  plane.Connection
-	at    time.Time
-	first bool
-	pins  map[string]*plane.Pin
-	was   map[string]string // name -> fingerprint, as the last snapshot had it
+	v      *verdict
+	conn   plane.Connection
+	at     time.Time
+	first  bool
+	pins   map[string]*plane.Pin
+	was    map[string]string // name -> fingerprint, as the last snapshot had it
+	listed map[string]bool
 }
 
 // Why a definition is held.
@@ -100,9 +105,10 @@ const (
 
 func (j *judging) definition(d *plane.Definition) {
 	d.Held = ""
-	if d.Name == "" {
-		return
+	if d.Name == "" || d.Unsupported != "" {
+		return // it cannot be offered; what it becomes is new
 	}
+	j.listed[d.Name] = true
 	p := j.pins[d.Name]
 	fresh := plane.Pin{Connection: j.conn.ID, Name: d.Name, Fingerprint: d.Fingerprint, Raw: d.Raw, At: j.at}
 	switch {
@@ -129,6 +135,32 @@ func (j *judging) definition(d *plane.Definition) {
 			j.note("definition.changed", d.Name, "adopted: "+Kinds(Grade(p.Raw, d.Raw, nil)), d.Fingerprint)
 		}
 	}
+}
+
+// surplus are the pins to forget: of absent tools that no person said anything of,
+// the oldest first. A server that invents names pushes no listed tool out.
+func (j *judging) surplus() []string {
+	over := len(j.pins) + len(j.v.pins) - pinsKept
+	for _, p := range j.v.pins {
+		if j.pins[p.Name] != nil {
+			over-- // in place of one
+		}
+	}
+	if over <= 0 {
+		return nil
+	}
+	var absent []*plane.Pin
+	for _, p := range j.pins {
+		if !j.listed[p.Name] && p.BlockedBy == "" && p.AcceptedBy == "" {
+			absent = append(absent, p)
+		}
+	}
+	slices.SortFunc(absent, func(a, b *plane.Pin) int { return cmp.Or(a.At.Compare(b.At), strings.Compare(a.Name, b.Name)) })
+	var out []string
+	for _, p := range absent[:min(over, len(absent))] {
+		out = append(out, p.Name)
+	}
+	return out
 }
 
 // noteOnce is for what stays as it is from one listing to the next.
@@ -165,6 +197,44 @@ func review(defs []plane.Definition, reviews []plane.Review) (gone []plane.Revie
 	return gone
 }
 
+// Bounds of what a server can put on record by changing its definitions.
+const (
+	notesAtOnce = 16 // of one listing; more are one entry
+	notesHour   = 64 // of one connection
+)
+
+type noting struct {
+	since time.Time
+	n     int
+}
+
+// worthNoting bounds what goes on record of one connection's changes: many at once
+// are one entry, and beyond an hour's share there is one that says so.
+func (c *Catalogs) worthNoting(id plane.ConnectionID, audits []plane.AuditEntry) []plane.AuditEntry {
+	if len(audits) > notesAtOnce {
+		audits = append(slices.Clip(audits[:notesAtOnce-1]), plane.AuditEntry{Who: "server", Action: "definition.many", What: string(id), Decision: fmt.Sprintf("%d more definitions changed at once", len(audits)-notesAtOnce+1)})
+	}
+	if len(audits) == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, now := c.notes[id], c.clock.Now()
+	if n == nil || now.Sub(n.since) > time.Hour {
+		n = &noting{since: now}
+		c.notes[id] = n
+	}
+	before := n.n
+	n.n += len(audits)
+	switch {
+	case n.n <= notesHour:
+		return audits
+	case before < notesHour:
+		return append(slices.Clip(audits[:notesHour-before]), plane.AuditEntry{Who: "server", Action: "definition.flood", What: string(id), Decision: "it changes too often to be put on record this hour"})
+	}
+	return nil
+}
+
 // record writes a verdict down: the reviews of definitions that changed are
 // withdrawn, whoever looks at the new one says it again.
 func (c *Catalogs) record(t plane.Tx, id plane.ConnectionID, v verdict) error {
@@ -173,19 +243,22 @@ func (c *Catalogs) record(t plane.Tx, id plane.ConnectionID, v verdict) error {
 		if err := c.store.DropReview(t, r); err != nil {
 			return err
 		}
-		v.audits = append(v.audits, plane.AuditEntry{Who: "server", Action: "review.withdrawn", What: string(r.Connection) + " " + clip(r.Name, 200), Decision: "changed", Digest: r.Fingerprint})
+		e := plane.AuditEntry{Who: "server", Action: "review.withdrawn", What: string(r.Connection) + " " + clip(r.Name, 200), Decision: "changed", Digest: r.Fingerprint}
+		if err := c.store.AddAudit(t, e); err != nil {
+			return err
+		}
 	}
 	for i := range v.pins {
 		if err := c.store.PutPin(t, &v.pins[i]); err != nil {
 			return err
 		}
 	}
-	if len(v.pins) > 0 {
-		if err := c.store.ForgetPins(t, id, pinsKept); err != nil {
+	for _, name := range v.drop {
+		if err := c.store.DropPin(t, id, name); err != nil {
 			return err
 		}
 	}
-	for _, e := range v.audits {
+	for _, e := range c.worthNoting(id, v.audits) {
 		if err := c.store.AddAudit(t, e); err != nil {
 			return err
 		}

@@ -214,6 +214,9 @@ func (w *Worker) lease() time.Duration {
 
 // round claims, lists and ends. It reports whether the round was this replica's.
 func (w *Worker) round(ctx context.Context, g policy.Grant, r Round) (bool, error) {
+	if !w.Policy().Holds(g) {
+		return false, nil // it was changed while it waited for its turn
+	}
 	err := w.Catalogs.store.Write(ctx, func(t plane.Tx) (err error) {
 		r.Fence, err = w.Schedule.ClaimRefresh(t, r.Connection, w.Owner, t.Now().Add(w.lease()))
 		return err

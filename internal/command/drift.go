@@ -66,7 +66,7 @@ func (o *MCPDiff) Text(w io.Writer, s Style) {
 		if !r.At.IsZero() {
 			when = s.ago(r.At)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s", bridge.Visible(r.Tool), s.state(r.State), catalog.Kinds(r.Changes), when)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s", bridge.Visible(oneLine(r.Tool, 80)), s.state(r.State), catalog.Kinds(r.Changes), when)
 		if r.From != "" && r.To != r.From {
 			fmt.Fprintf(w, "\t%s -> %s", plane.ShortFingerprint(r.From), plane.ShortFingerprint(r.To))
 		}
@@ -76,15 +76,17 @@ func (o *MCPDiff) Text(w io.Writer, s Style) {
 	drawChanges(w, o.Other)
 	for _, r := range o.Tools {
 		if r.State == "held" || r.State == "blocked" {
-			fmt.Fprintf(w, "\nLet it in: patchbay mcp diff %s --accept %s --fingerprint %s\n", o.Server, bridge.Visible(r.Tool), plane.ShortFingerprint(r.To))
-			return
+			if word, ok := shellWord(r.Tool); ok {
+				fmt.Fprintf(w, "\nLet it in: patchbay mcp diff %s --accept %s --fingerprint %s\n", o.Server, word, plane.ShortFingerprint(r.To))
+				return
+			}
 		}
 	}
 }
 
 func drawChanges(w io.Writer, changes []catalog.Change) {
 	for _, c := range changes {
-		fmt.Fprintf(w, "  %s\t%s\n", c.Kind, bridge.Visible(c.Where))
+		fmt.Fprintf(w, "  %s\t%s\n", c.Kind, bridge.Visible(oneLine(c.Where, 120)))
 		if c.Before != "" {
 			fmt.Fprintf(w, "    - %s\n", bridge.Visible(oneLine(c.Before, 200)))
 		}
@@ -138,10 +140,10 @@ func decideDrift(ctx context.Context, d Deps, who plane.Principal, in *DiffInput
 	}
 	var said []string
 	if len(in.Accept) > 0 {
-		said = append(said, bridge.Visible(strings.Join(in.Accept, ", "))+" accepted")
+		said = append(said, bridge.Visible(oneLine(strings.Join(in.Accept, ", "), 200))+" accepted")
 	}
 	if len(in.Block) > 0 {
-		said = append(said, bridge.Visible(strings.Join(in.Block, ", "))+" kept out")
+		said = append(said, bridge.Visible(oneLine(strings.Join(in.Block, ", "), 200))+" kept out")
 	}
 	return in.Name + ": " + strings.Join(said, ", ") + ".", nil
 }

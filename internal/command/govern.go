@@ -45,7 +45,7 @@ type ClassifyInput struct {
 	Name        string `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
 	Tool        string `arg:"" json:"tool" help:"Name of the tool, as the server says it." predictor:"tool"`
 	Class       string `arg:"" json:"class" help:"query: may be sent again when nobody knows whether it ran. effect: never." enum:"query,effect"`
-	Fingerprint string `json:"fingerprint,omitempty" help:"The definition that was reviewed, at least its first 12 digits; a query needs it. 'mcp tools' shows it."`
+	Fingerprint string `json:"fingerprint,omitempty" help:"The definition that was reviewed, at least its first 32 digits; a query needs it. 'mcp tools' shows it."`
 	Version     int64  `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
 }
 
@@ -148,7 +148,7 @@ func governCommands(d Deps) []*Command {
 				return edit(in.Name, "The tools of %s are set.", func(c *plane.Catalog) consent.Change { return in.change(names(c)) })(ctx, who)
 			}),
 		define(About{Name: "mcp.classify", Summary: "Says whether a tool may be repeated, of the very definition that was reviewed.", Right: plane.MCPWrite,
-			Example: "mcp classify linear get_issue query --fingerprint 3f9a1c7e5b20"},
+			Example: "mcp classify linear get_issue query --fingerprint 3f9a1c7e5b20d1846a7bc3295e08f41d"},
 			func(ctx context.Context, who plane.Principal, in *ClassifyInput) (*MCPChanged, error) {
 				out, err := changed(ctx, d, who, in.Name, "%s is reviewed.", func(ctx context.Context, who plane.Principal, id plane.ConnectionID) (plane.Connection, error) {
 					r, err := in.review(d.Catalogs.Get(id))

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"patchbay/internal/bridge"
 )
 
 // table writes rows: aligned on a terminal, tab-separated elsewhere.
@@ -112,4 +114,22 @@ func took(d time.Duration) string {
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	}
 	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// plainWord is what a shell takes as it is.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./@%+=:-]+$`)
+
+// shellWord is a server's or a person's word in a line that people may paste: as it
+// is where a shell does nothing with it, else in quotes. Not ok where it cannot be
+// one line.
+func shellWord(s string) (string, bool) {
+	if plainWord.MatchString(s) && !strings.HasPrefix(s, "-") {
+		return s, true
+	}
+	for _, r := range s {
+		if r < 0x20 || r == 0x7f || bridge.Visible(string(r)) != string(r) {
+			return "", false
+		}
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'", s != "" && !strings.HasPrefix(s, "-")
 }

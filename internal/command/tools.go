@@ -263,7 +263,7 @@ func suggest(rows []ToolRow, room int) []string {
 	})
 	var out []string
 	for _, r := range list {
-		if r.Unsupported != "" || r.LeftOut != "" || r.Held != "" || strings.ContainsAny(r.Name, ",* ") {
+		if r.Unsupported != "" || r.LeftOut != "" || r.Held != "" || !plainWord.MatchString(r.Name) || strings.HasPrefix(r.Name, "-") {
 			continue
 		}
 		if room -= r.Tokens; room < 0 || len(out) == manyTools {

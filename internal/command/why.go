@@ -84,7 +84,11 @@ func why(d Deps, who plane.Principal, in *WhyInput) (*Why, error) {
 	if at := shadow(snap, in.Agent, who, a.ID); at != "" {
 		note(policy.CheckScope, at, "patchbay mcp list", "")
 	}
-	note("filter", leftOut(a, tool), "patchbay mcp tools-set "+a.Slug+" --include "+tool, "it is not left out")
+	include := "patchbay mcp tools " + a.Slug
+	if word, ok := shellWord(tool); ok {
+		include = "patchbay mcp tools-set " + a.Slug + " --include " + word
+	}
+	note("filter", leftOut(a, tool), include, "it is not left out")
 	whyTool(note, a, cat, tool, d.Limits)
 	credential := ""
 	next := ""

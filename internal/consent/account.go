@@ -39,6 +39,9 @@ func (s *Service) Save(ctx context.Context, who plane.Principal, a Account) (pla
 
 func (s *Service) save(ctx context.Context, who plane.Principal, a Account) (plane.Connection, error) {
 	scope := plane.Scope{Kind: plane.ScopeAgent, Name: a.Agent}
+	if d := s.o.Policy().MayWrite(who, scope); d != nil {
+		return plane.Connection{}, d.Err() // before anything is looked for
+	}
 	if slot := s.slot(scope, a.Endpoint); slot != nil && !a.New {
 		if slot.Auth == plane.AuthOAuth {
 			return *slot, plane.Errorf(plane.Conflict, "The account at %s signs in with OAuth.", bounded(a.Endpoint)).At("endpoint").
@@ -103,6 +106,9 @@ const maxNumber = 300
 // StartAccount takes an account to its sign-in: the one known by the address, or a
 // new one.
 func (s *Service) StartAccount(ctx context.Context, who plane.Principal, r Request, own bool, back string) (Leaving, error) {
+	if d := s.o.Policy().MayWrite(who, r.Scope); d != nil {
+		return Leaving{}, d.Err()
+	}
 	if slot := s.slot(r.Scope, r.URL); slot != nil && !own {
 		return s.StartFor(ctx, who, slot.ID, "", back)
 	}

@@ -67,6 +67,9 @@ func (s *Service) drifted(ctx context.Context, who plane.Principal, c plane.Conn
 	}
 	for _, a := range accept {
 		err := add(a.Name, func(p *plane.Pin, d *plane.Definition) error {
+			if a.Fingerprint != "" && len(a.Fingerprint) < plane.ShownFingerprint {
+				return plane.Errorf(plane.InvalidInput, "Give at least %d digits of the fingerprint.", plane.ShownFingerprint).At("fingerprint")
+			}
 			if !strings.HasPrefix(d.Fingerprint, a.Fingerprint) {
 				return plane.Errorf(plane.Conflict, "%s changed since you looked: its definition is %s now.", bounded(a.Name), plane.ShortFingerprint(d.Fingerprint)).At("fingerprint").
 					Then("patchbay mcp diff " + c.Slug)

@@ -105,8 +105,9 @@ type Definition struct {
 func (d *Definition) SideEffectFree() bool { return d.ReadOnly && !d.Destructive }
 
 // ShownFingerprint is how many digits of a fingerprint people are shown, and the
-// least that they give.
-const ShownFingerprint = 12
+// least that they give: 128 bits. A server writes both definitions, so that with
+// fewer it could find two alike and have the second accepted for the first.
+const ShownFingerprint = 32
 
 // ShortFingerprint is a fingerprint as people are shown it.
 func ShortFingerprint(f string) string { return f[:min(ShownFingerprint, len(f))] }

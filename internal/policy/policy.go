@@ -397,6 +397,13 @@ func (s *Snapshot) Upkeep() []Grant {
 	return out
 }
 
+// Holds reports that a grant is still what the connection is: same version, on, and
+// signed in.
+func (s *Snapshot) Holds(g Grant) bool {
+	c, ok := s.byID[g.ID()]
+	return ok && g.conn != nil && c.Version == g.conn.Version && c.Enabled && c.bad == "" && c.State != plane.StateAwaiting && c.State != plane.StateAuthError
+}
+
 func (s *Snapshot) grant(c *entry, p plane.Principal) Grant {
 	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID}
 }

@@ -192,11 +192,9 @@ func (s *Store) PutPin(t plane.Tx, p *plane.Pin) error {
 	return err
 }
 
-// ForgetPins takes away the oldest pins of a connection beyond the number to
-// keep: a server that invents names must not fill the database.
-func (s *Store) ForgetPins(t plane.Tx, id plane.ConnectionID, keep int) error {
-	_, err := own(t).exec(`DELETE FROM pins WHERE connection = ? AND blocked_by = '' AND name NOT IN
-		(SELECT name FROM pins WHERE connection = ? ORDER BY at DESC, name LIMIT ?)`, id, id, keep)
+// DropPin forgets an adopted definition.
+func (s *Store) DropPin(t plane.Tx, id plane.ConnectionID, name string) error {
+	_, err := own(t).exec(`DELETE FROM pins WHERE connection = ? AND name = ?`, id, name)
 	return err
 }
 

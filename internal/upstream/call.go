@@ -270,6 +270,9 @@ func (p *Pool) describe(s *session, l mcp.Listing) catalog.Listed {
 
 // fetchBehind renews a listing before it is too old.
 func (p *Pool) fetchBehind(g policy.Grant) {
+	if p.o.Holds != nil && !p.o.Holds(g) {
+		return // it was turned off, changed or removed since
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.o.Limits.DiscoverOne)
 	defer cancel()
 	s, err := p.acquire(ctx, g, backgroundSession)

@@ -32,6 +32,7 @@ type Options struct {
 	Clock     plane.Clock
 	Limits    plane.Limits
 	Info      mcp.Implementation
+	Holds     func(g policy.Grant) bool                                   // whether a grant is still what policy gives; nil for yes
 	Listed    func(ctx context.Context, g policy.Grant, l catalog.Listed) // told of every full listing
 }
 

@@ -119,14 +119,11 @@ func pins(t *testing.T, s *store.Store, clock *Clock) {
 		return s.ConvertPrefs(tx, conn.ID, 1, plane.Preferences{Excluded: []string{"x"}})
 	})
 	wantKind(t, s.Write(ctx, func(tx plane.Tx) error { return s.ConvertPrefs(tx, conn.ID, 2, plane.Preferences{}) }), plane.Conflict)
-	for i := range 5 {
-		q := plane.Pin{Connection: conn.ID, Name: string(rune('a' + i)), At: clock.Now().Add(time.Duration(i) * time.Second)}
-		write(t, s, func(tx plane.Tx) error { return s.PutPin(tx, &q) })
-	}
-	write(t, s, func(tx plane.Tx) error { return s.ForgetPins(tx, conn.ID, 3) })
-	if got, _ := s.Pins(ctx, conn.ID); len(got) != 3 {
+	write(t, s, func(tx plane.Tx) error { return s.DropPin(tx, conn.ID, "t") })
+	if got, _ := s.Pins(ctx, conn.ID); len(got) != 0 {
 		t.Fatalf("%d pins", len(got))
 	}
+	write(t, s, func(tx plane.Tx) error { return s.PutPin(tx, &p) })
 	write(t, s, func(tx plane.Tx) error { return s.RemoveConnection(tx, conn.ID) })
 	if got, _ := s.Pins(ctx, conn.ID); len(got) != 0 {
 		t.Fatal("a removed connection's pins stay")
