@@ -220,7 +220,7 @@ func (a *App) surfaces() {
 	a.agents = ingress.NewAgents(ingress.AgentsOptions{Bridge: a.bridge, Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) }, Who: a.principal,
 		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Version: a.o.Version, Replica: replicaName(), Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
 	mux.Handle(ingress.AgentsPath, a.agents)
-	a.cats.Changed = a.listsChanged
+	a.cats.Changed, a.cats.Converted = a.listsChanged, a.refreshPolicy
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if pages.Serves(r) {
 			pages.ServeHTTP(w, r)

@@ -251,8 +251,11 @@ func (c *Catalogs) settle(ctx context.Context, conn plane.Connection, old *plane
 		var refused refusedError
 		switch {
 		case err == nil:
+			if v.prefs != nil && c.Converted != nil {
+				err = asStoreError(c.Converted(context.WithoutCancel(ctx)))
+			}
 			c.keep(next)
-			return nil
+			return err
 		case errors.As(err, &refused):
 			return refused.error
 		case errors.Is(err, errMoved), plane.KindOf(err) == plane.NotFound: // changed or removed: this says nothing of it

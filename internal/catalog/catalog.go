@@ -74,6 +74,9 @@ type Catalogs struct {
 
 	// Changed is told when what a connection offers differs; nil for nobody.
 	Changed func()
+	// Converted is told when a legacy selection became exclusions: the connection
+	// that policy has is another now; nil for nobody.
+	Converted func(ctx context.Context) error
 }
 
 // flightKey is what callers that ask at the same time share.
