@@ -97,6 +97,9 @@ func (l Limits) Validate() error {
 			return Errorf(InvalidInput, "limits.%s must be greater than zero.", n.name).At("limits." + n.name)
 		}
 	}
+	if l.CatalogRefresh > 0 && l.CatalogRefresh < time.Second {
+		return Errorf(InvalidInput, "limits.catalog_refresh is at least 1s, or 0 to read catalogs only when asked.").At("limits.catalog_refresh")
+	}
 	if l.CatalogRefresh < 0 || l.DrainNotice < 0 {
 		return Errorf(InvalidInput, "limits.catalog_refresh and limits.drain_notice must not be negative; a catalog_refresh of 0 reads catalogs only when asked.").At("limits.catalog_refresh")
 	}
