@@ -162,6 +162,12 @@ func (a *API) command(w http.ResponseWriter, r *http.Request) {
 	}
 	out, err := cmd.Run(r.Context(), who, in)
 	if err != nil {
+		if name := command.Named(in); name != "" && plane.KindOf(err) == plane.Conflict {
+			if now, nerr := a.accounts.Standing(r.Context(), who, name); nerr == nil {
+				a.refuse(w, r, err, now, in)
+				return
+			}
+		}
 		a.fail(w, r, err)
 		return
 	}

@@ -219,3 +219,24 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 		t.Errorf("the copy is open to others: %v %v", fi.Mode(), err)
 	}
 }
+
+// Whoever loses a race of edits is told how it stands now and what they sent, by
+// command as by the accounts' routes.
+func TestAConflictTellsBothStates(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("look", ""))
+	s := start(t, "", allow("up", m.URL))
+	s.add("up", m.Endpoint(), func(in *command.MCPAddInput) { in.Scope = "org" })
+	x := newSurfaces(t, s)
+	if body, code := x.overAPI("POST", "/api/commands/mcp.edit", `{"name":"up","label":"First","version":1}`); code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	body, code := x.overAPI("POST", "/api/commands/mcp.edit", `{"name":"up","label":"Second","version":1}`)
+	var p struct {
+		Current   command.Provider
+		Submitted command.EditInput
+	}
+	mustJSON(t, body, &p)
+	if code != 409 || p.Current.Version != 2 || p.Current.Name != "First" || p.Submitted.Label != "Second" {
+		t.Errorf("%d %s", code, body)
+	}
+}
