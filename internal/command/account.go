@@ -117,4 +117,3 @@ type ProviderList struct {
 	Providers []Provider        `json:"providers"`
 	Presets   map[string]string `json:"presets"` // well-known addresses
 }
-
