@@ -148,7 +148,11 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 		return nil
 	}
 	if also == nil && c.Fence == 0 && c.State != plane.CallUnknown {
-		return l.store.WriteBehind(write)
+		err := l.store.WriteBehind(write)
+		if plane.KindOf(err) != plane.Limited {
+			return err
+		}
+		// More waits than the database takes: this caller waits for its own.
 	}
 	return l.store.Write(ctx, write)
 }

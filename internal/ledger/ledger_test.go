@@ -340,3 +340,29 @@ func TestCallMachineHolds(t *testing.T) {
 		}
 	})
 }
+
+// full is a store that takes nothing more behind.
+type full struct{ *store.Store }
+
+func (full) WriteBehind(func(plane.Tx) error) error {
+	return plane.Errorf(plane.Limited, "Too much waits to be written.")
+}
+
+// When more waits than the database takes, a caller waits for its own outcome: it
+// is not lost, and no answered call is refused over it.
+func TestAFullQueueLosesNoOutcome(t *testing.T) {
+	r := newRig(t)
+	l := ledger.New(full{r.s}, storetest.NewClock())
+	for _, class := range []plane.Class{plane.Effect, plane.Query} {
+		c := r.call(class, false)
+		if err := l.Begin(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Settle(t.Context(), c, plane.Ending{Answered: true}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.stored(t, c.ID); got.State != plane.CallSucceeded {
+			t.Errorf("%s: %+v", class, got)
+		}
+	}
+}
