@@ -180,7 +180,7 @@ func TestAChangeIsSeenByEveryReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	works := func(s *served, tool string) bool { out, err := s.callOn(tool); return err == nil && !out.IsError }
-	within(t, 2*time.Second, "the added server at B", func() bool { return works(b, "look") && works(b, "change") })
+	within(t, 10*time.Second, "the added server at B", func() bool { return works(b, "look") && works(b, "change") })
 	turn := func(on bool) {
 		t.Helper()
 		name := map[bool]string{true: "mcp.enable", false: "mcp.disable"}[on]
@@ -200,7 +200,7 @@ func TestAChangeIsSeenByEveryReplica(t *testing.T) {
 			t.Errorf("%s: a query went out at B a second after A had turned the server off", how)
 		}
 		turn(true)
-		within(t, 2*time.Second, how+": the server that was turned on again, at B", func() bool { return works(b, "look") && works(b, "change") })
+		within(t, 10*time.Second, how+": the server that was turned on again, at B", func() bool { return works(b, "look") && works(b, "change") })
 	}
 	round("told by the database")
 	gate.mute.Store(true) // notices get lost; everything else passes
@@ -230,11 +230,11 @@ func TestACatalogIsSeenByEveryReplica(t *testing.T) {
 	config := onPostgres(pg.URL, upConfig(m))
 	a, b := start(t, "", config), start(t, "", config)
 	a.refresh("up")
-	within(t, time.Second, "A's catalog at B", func() bool { return b.tool("up", "look").Name != "" })
+	within(t, 5*time.Second, "A's catalog at B", func() bool { return b.tool("up", "look").Name != "" })
 	m.SetTools(fake.Tool("look", `"title":"other"`))
 	a.refresh("up")
 	want := a.tool("up", "look").Fingerprint
-	within(t, time.Second, "the changed definition at B", func() bool { return b.tool("up", "look").Fingerprint == want })
+	within(t, 5*time.Second, "the changed definition at B", func() bool { return b.tool("up", "look").Fingerprint == want })
 }
 
 // A replica whose own clock is wrong goes by the database's.
@@ -347,7 +347,7 @@ func TestPostgresRestartsUnderLoad(t *testing.T) {
 		m.SetTools(fake.Tool("change", fmt.Sprintf(`"title":"%d"`, time.Now().UnixNano())))
 		apps[0].refresh("up")
 		want := apps[0].tool("up", "change").Fingerprint
-		within(t, 3*time.Second, "a change after the crash", func() bool { return apps[2].tool("up", "change").Fingerprint == want })
+		within(t, 10*time.Second, "a change after the crash", func() bool { return apps[2].tool("up", "change").Fingerprint == want })
 	}
 	t.Logf("%d calls, %d answered well", sent.Load(), good.Load())
 }
