@@ -91,6 +91,11 @@ func (a *API) provider(w http.ResponseWriter, r *http.Request, rt route) {
 	agent, id := r.PathValue("slug"), r.PathValue("provider")
 	out, err := rt.do(r.Context(), a.accounts, who, agent, id, in)
 	if err != nil {
+		if e := plane.Public(err); e.Field == "url" { // these routes call it so
+			named := *e
+			named.Field = "endpoint"
+			err = named.Because(err)
+		}
 		if plane.KindOf(err) == plane.Conflict && id != "" {
 			if now, nerr := a.accounts.Now(r.Context(), who, agent, id); nerr == nil {
 				a.refuse(w, r, err, now, withoutToken(in))

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -325,7 +326,7 @@ func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput
 		return nil, err
 	}
 	defer s.Close()
-	tool, err := findTool(s, in)
+	tool, err := findTool(d, who, s, in)
 	if err != nil {
 		return nil, err
 	}
@@ -378,7 +379,7 @@ func withPairs(args json.RawMessage, pairs map[string]string, schema json.RawMes
 	return json.Marshal(obj)
 }
 
-func findTool(s *bridge.Session, in *MCPCallInput) (*bridge.Tool, error) {
+func findTool(d Deps, who plane.Principal, s *bridge.Session, in *MCPCallInput) (*bridge.Tool, error) {
 	var names []string
 	for _, t := range s.Tools() {
 		if t.Server != in.Name {
@@ -395,6 +396,13 @@ func findTool(s *bridge.Session, in *MCPCallInput) (*bridge.Tool, error) {
 		}
 		if srv.Why != "" {
 			return nil, plane.Errorf(plane.Unavailable, "%s is not available to %s: %s.", in.Name, in.Agent, strings.TrimSuffix(srv.Why, "."))
+		}
+		if a, err := connection(d.Policy(), who, in.Name); err == nil && a.ID == srv.ID {
+			for _, row := range toolRows(a, d.Catalogs.Get(a.ID), d.Limits.DescriptionOffered) {
+				if why := cmp.Or(row.Unsupported, row.LeftOut, row.Held); why != "" && (row.Name == in.Tool || row.Alias == in.Tool) {
+					return nil, plane.Errorf(plane.NotFound, "%s offers no tool %q to %s: %s.", in.Name, in.Tool, in.Agent, why).At("tool").Then("patchbay mcp tools " + in.Name)
+				}
+			}
 		}
 		e := plane.Errorf(plane.NotFound, "%s offers no tool %q to %s.", in.Name, in.Tool, in.Agent).At("tool").Then("patchbay mcp tools " + in.Name)
 		if n := plane.Nearest(in.Tool, names); n != "" {

@@ -357,10 +357,16 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 			return catalog.Listed{}, explain(conn, err)
 		}
 		out := p.describe(s, listing)
-		out.At, out.Extras, out.Notes = since, true, append(out.Notes, extras.Notes...)
-		out.Resources, out.Prompts = cleaned(s, extras.Resources), cleaned(s, extras.Prompts)
+		out.At = since
+		addExtras(s, &out, extras)
 		return out, nil
 	}
+}
+
+// addExtras puts what a server lists beside its tools into a listing.
+func addExtras(s *session, l *catalog.Listed, x mcp.Extras) {
+	l.Extras, l.Notes = true, append(l.Notes, x.Notes...)
+	l.Resources, l.Prompts = cleaned(s, x.Resources), cleaned(s, x.Prompts)
 }
 
 func cleaned(s *session, list []json.RawMessage) []json.RawMessage {

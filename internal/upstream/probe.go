@@ -39,7 +39,11 @@ func (p *Pool) Probe(ctx context.Context, g policy.Grant, lease *connect.Lease) 
 	if err != nil {
 		return refusal(err), explain(conn, err)
 	}
-	return Probed{Listed: p.describe(s, listing)}, nil
+	out := Probed{Listed: p.describe(s, listing)}
+	if extras, err := s.client.ListExtras(ctx); err == nil { // they hold no sign-in up
+		addExtras(s, &out.Listed, extras)
+	}
+	return out, nil
 }
 
 func refusal(err error) Probed {

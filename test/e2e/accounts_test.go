@@ -442,6 +442,9 @@ func TestAccountHealth(t *testing.T) {
 	}
 
 	// The boundary of the routes.
+	if got := x.do("POST", general, `{"name":"x","endpoint":"http://10.0.0.1/mcp","new_account":true}`); got.status != 400 || got.Field != "endpoint" {
+		t.Errorf("an address that is not allowed: %d %s", got.status, got.raw)
+	}
 	for what, c := range map[string]struct {
 		path   string
 		header []string

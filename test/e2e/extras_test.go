@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
 	"testing"
 
@@ -13,8 +12,8 @@ import (
 // What a server lists beside its tools is in the catalog.
 func TestResourcesAndPromptsAreListed(t *testing.T) {
 	url := peers.Everything(t)
-	d := serve(t, fmt.Sprintf("org: {connections: {everything: {url: %q}}}\n", url)+allow("everything", url))
-	d.must("mcp", "refresh", "everything")
+	d := serve(t, allow("everything", url))
+	d.must("mcp", "add", "everything", url, "--scope", "org") // connecting reads them already
 	var show command.MCPShow
 	if err := json.Unmarshal([]byte(d.must("--json", "mcp", "show", "everything")), &show); err != nil {
 		t.Fatal(err)
