@@ -253,12 +253,9 @@ func TestDangerousWords(t *testing.T) {
 	}
 }
 
-// Every promise of docs/invariants.md names a test that exists.
-func TestInvariantsNameTests(t *testing.T) {
-	b, err := os.ReadFile("docs/invariants.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+// functions are the names of all functions.
+func functions(t *testing.T) map[string]bool {
+	t.Helper()
 	pkgs, _ := load(t)
 	have := map[string]bool{}
 	for _, p := range pkgs {
@@ -270,6 +267,16 @@ func TestInvariantsNameTests(t *testing.T) {
 			}
 		}
 	}
+	return have
+}
+
+// Every promise of docs/invariants.md names a test that exists.
+func TestInvariantsNameTests(t *testing.T) {
+	b, err := os.ReadFile("docs/invariants.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := functions(t)
 	named := 0
 	for line := range strings.SplitSeq(string(b), "\n") {
 		for word := range strings.FieldsFuncSeq(line, func(r rune) bool {
@@ -295,17 +302,7 @@ func TestInvariantsNameTests(t *testing.T) {
 
 // Every test that a table in docs names is there.
 func TestDocsNameTests(t *testing.T) {
-	pkgs, _ := load(t)
-	have := map[string]bool{}
-	for _, p := range pkgs {
-		for _, f := range p.files {
-			for _, d := range f.Decls {
-				if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
-					have[fn.Name.Name] = true
-				}
-			}
-		}
-	}
+	have := functions(t)
 	named := regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9]+\b`)
 	for _, file := range []string{"docs/field-cases.md", "docs/invariants.md", "docs/performance.md"} {
 		b, err := os.ReadFile(file)

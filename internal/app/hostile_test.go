@@ -1,7 +1,6 @@
 package app_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -144,9 +143,6 @@ func TestEndlessNumbers(t *testing.T) {
 	}
 	if d := time.Since(began); d > 5*time.Second {
 		t.Errorf("it took %v", d)
-	}
-	if !json.Valid([]byte(args)) || plane.ShownFingerprint < 32 {
-		t.Error("the test itself")
 	}
 	if _, err := s.diff(command.DiffInput{Accept: []string{"look"}, Fingerprint: s.tool("up", "look").Fingerprint[:31]}); plane.KindOf(err) != plane.InvalidInput {
 		t.Errorf("an approval by 31 digits: %v", err)

@@ -224,7 +224,7 @@ func (p *projection) schema(v any, back *renames, depth int, trail []string) any
 		}
 		return v
 	}
-	fromDraft4Counted(m, &p.changed)
+	p.changed = exclusiveBounds(m) || p.changed
 	if ref, ok := m["$ref"].(string); ok {
 		if res, done := p.ref(m, ref, back, depth, trail); done {
 			return res
@@ -435,12 +435,12 @@ func (p *projection) ref(m map[string]any, ref string, back *renames, depth int,
 	return p.schema(merged, back, depth+1, append(slices.Clone(trail), ref)), true
 }
 
-// fromDraft4Counted is fromDraft4 for one schema, and notes whether it did
-// something.
-func fromDraft4Counted(m map[string]any, changed *bool) {
+// exclusiveBounds turns the exclusive bounds of draft 4 in one schema into today's,
+// and reports whether there were any.
+func exclusiveBounds(m map[string]any) (changed bool) {
 	for _, k := range [][2]string{{"exclusiveMinimum", "minimum"}, {"exclusiveMaximum", "maximum"}} {
 		if on, ok := m[k[0]].(bool); ok {
-			*changed = true
+			changed = true
 			delete(m, k[0])
 			if bound, has := m[k[1]]; on && has {
 				m[k[0]] = bound
@@ -448,4 +448,5 @@ func fromDraft4Counted(m map[string]any, changed *bool) {
 			}
 		}
 	}
+	return changed
 }

@@ -137,15 +137,7 @@ func fromDraft4(v any, depth int) {
 	}
 	switch x := v.(type) {
 	case map[string]any:
-		for _, k := range [][2]string{{"exclusiveMinimum", "minimum"}, {"exclusiveMaximum", "maximum"}} {
-			if on, ok := x[k[0]].(bool); ok {
-				delete(x, k[0])
-				if bound, has := x[k[1]]; on && has {
-					x[k[0]] = bound
-					delete(x, k[1])
-				}
-			}
-		}
+		exclusiveBounds(x)
 		for _, e := range x {
 			fromDraft4(e, depth+1)
 		}

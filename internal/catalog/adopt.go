@@ -282,10 +282,11 @@ func (c *Catalogs) settle(ctx context.Context, conn plane.Connection, old *plane
 
 // rest writes what belongs beside a snapshot that is not stored.
 func (c *Catalogs) rest(ctx context.Context, x settling) error {
-	for _, fn := range []func(plane.Tx) error{x.first, x.also} {
-		if fn != nil {
-			return c.write(ctx, fn)
-		}
+	switch { // a person's change and a round never come together
+	case x.first != nil:
+		return c.store.Write(ctx, x.first)
+	case x.also != nil:
+		return c.write(ctx, x.also)
 	}
 	return nil
 }

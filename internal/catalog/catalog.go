@@ -1,7 +1,10 @@
 // Package catalog keeps what each connection offers: the server's own bytes per
-// definition, fingerprints, and health. It promises that a failing server keeps
-// its last good snapshot, that one bad definition takes no other with it, and
-// that discovery stays within its budgets.
+// definition, fingerprints, and health; what changed since a definition was
+// adopted; and the upkeep that reads every catalog again. It promises that a
+// failing server keeps its last good snapshot, that one bad definition takes no
+// other with it, that discovery stays within its budgets, that what a person said
+// of a definition holds for its very bytes, and that a catalog is read again by one
+// replica at a time.
 package catalog
 
 import (

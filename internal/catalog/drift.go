@@ -106,6 +106,13 @@ func (g *grading) add(k Kind, where string, before, after any) {
 	if g.quiet {
 		return
 	}
+	switch { // wherever it changed: text is text, and a hint a hint
+	case k != KindSchema && k != KindWidened:
+	case isText(where):
+		k = KindText
+	case isHint(where):
+		k = KindHint
+	}
 	if g.kinds == nil {
 		g.kinds = map[Kind]int{}
 	}
@@ -177,9 +184,9 @@ func below(at, k string) string {
 	return at + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(clip(k, maxWhere))
 }
 
-func same(a, b any) bool { return short0(a) == short0(b) }
+func same(a, b any) bool { return compact(a) == compact(b) }
 
-func short0(v any) string {
+func compact(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Sprint(v)
@@ -225,10 +232,6 @@ func isHint(at string) bool {
 func kindOf(at string, a, b any) Kind {
 	_, last := parts(at)
 	switch {
-	case isText(at):
-		return KindText
-	case isHint(at):
-		return KindHint
 	case last == "required" && subset(b, a), (last == "enum" || last == "type") && subset(a, b):
 		return KindWidened
 	case last == "additionalProperties" && b == true:
@@ -279,10 +282,6 @@ func listOf(v any) []any {
 func addedKind(at string, v any) Kind {
 	parent, last := parts(at)
 	switch {
-	case isText(at):
-		return KindText
-	case isHint(at):
-		return KindHint
 	case parent == "properties", parent == "$defs" || parent == "definitions", last == "default":
 		return KindWidened
 	case last == "required" && len(listOf(v)) == 0, last == "additionalProperties" && v == true:
@@ -449,5 +448,5 @@ func shape(raw []byte) string {
 	if props, _ := in["properties"].(map[string]any); len(props) == 0 {
 		return ""
 	}
-	return short0(map[string]any{"in": m["inputSchema"], "out": m["outputSchema"]})
+	return compact(map[string]any{"in": m["inputSchema"], "out": m["outputSchema"]})
 }

@@ -1,8 +1,9 @@
 // Package consent is how a connection comes to have a credential: adding it,
 // one-time links, sign-in and callback. It promises that no secret travels
 // anywhere but in the page's own form and the authorization server's answer, that
-// a link works once, for one person, and that a credential is stored only after
-// the real server was asked; when it refuses, nothing is stored.
+// a link works once, for one person, and that what a link or a command brings is
+// stored only after the real server was asked; when it refuses, nothing is stored.
+// An account that an API client saves is stored first: the catalog's health tells.
 package consent
 
 import (

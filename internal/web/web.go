@@ -1,5 +1,5 @@
 // Package web is the pages: the connect page and its results, the OAuth
-// callback, and signing in. It promises that looking at a page changes nothing,
+// callback, signing in, and a connection with what changed at it. It promises that looking at a page changes nothing,
 // that every page works by keyboard and without script, and that no page shows a
 // secret or names what is somebody else's.
 package web
