@@ -95,6 +95,16 @@ func (b *browser) until(title string) {
 	}
 }
 
+// says waits for words on the page.
+func (b *browser) says(words string) {
+	b.t.Helper()
+	for end := time.Now().Add(30 * time.Second); !strings.Contains(b.text(), words); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.t.Fatalf("the page does not say %q, at %s\n%s", words, b.location(), b.text())
+		}
+	}
+}
+
 // signIn fills oidc-provider's own login and consent pages, as far as they show.
 func (b *browser) signIn(host, user string) {
 	b.t.Helper()
