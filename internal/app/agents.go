@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 
 	"patchbay/internal/model"
 	"patchbay/internal/netguard"
@@ -45,6 +46,16 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		a.Trust = cmp.Or(cc.Trust, a.Trust)
 		a.Model = cc.Model
 		a.Operators = cc.Operators
+		a.Results, a.Names, a.Search = cmp.Or(cc.Results, plane.Raw), cmp.Or(cc.Names, plane.Prefixed), cmp.Or(cc.Search, plane.SearchAuto)
+		if err := c.oneOf("agents."+slug+".results", string(a.Results), string(plane.Raw), string(plane.Marked)); err != nil {
+			return nil, err
+		}
+		if err := c.oneOf("agents."+slug+".names", string(a.Names), string(plane.Prefixed), string(plane.Bare)); err != nil {
+			return nil, err
+		}
+		if err := c.oneOf("agents."+slug+".search", string(a.Search), string(plane.SearchAuto), string(plane.SearchOn), string(plane.SearchOff)); err != nil {
+			return nil, err
+		}
 		if cc.Tools != nil {
 			a.Tools = *cc.Tools
 		}
@@ -63,6 +74,14 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		out[slug] = a
 	}
 	return out, nil
+}
+
+// oneOf refuses a value that is none of those.
+func (c *Config) oneOf(path, value string, of ...string) error {
+	if slices.Contains(of, value) {
+		return nil
+	}
+	return c.bad(path, "%s is %q; it may be %s.", path, value, strings.Join(of, ", "))
 }
 
 // Names of models used where config names none and a key is there.

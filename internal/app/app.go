@@ -61,6 +61,7 @@ type App struct {
 	pool     *upstream.Pool
 	engine   *run.Engine
 	agents   *ingress.Agents
+	ended    *endedSessions
 	traces   *telemetry.Traces
 	bridge   *bridge.Bridge
 	cats     *catalog.Catalogs
@@ -99,6 +100,7 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 		o.Notice = func(string, ...any) {}
 	}
 	a = &App{o: o, cfg: o.Config, ready: make(chan struct{}), models: map[string]lazyModel{}, ending: newEnding(), failed: make(chan error, 3)}
+	a.ended = &endedSessions{a: a}
 	a.replica = &replica{a: a, kick: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
@@ -218,7 +220,7 @@ func (a *App) surfaces() {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)
 	a.agents = ingress.NewAgents(ingress.AgentsOptions{Bridge: a.bridge, Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) }, Who: a.principal,
-		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Version: a.o.Version, Replica: replicaName(), Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
+		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Log: a.o.Log, Ended: a.ended, Link: a.connectionPage, Version: a.o.Version, Replica: replicaName(), Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
 	mux.Handle(ingress.AgentsPath, a.agents)
 	a.cats.Changed, a.cats.Converted = a.listsChanged, a.refreshPolicy
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -229,6 +231,11 @@ func (a *App) surfaces() {
 		rest.ServeHTTP(w, r)
 	})
 	a.handler = a.ending.closing(mux)
+}
+
+// connectionPage is where a person looks at a connection and signs it in.
+func (a *App) connectionPage(id plane.ConnectionID) string {
+	return a.publicURL() + "/connections/" + string(id)
 }
 
 // signInLink is a new one-time link for the local admin's browser.

@@ -82,7 +82,7 @@ func (x *surfaces) overHTTP(method, name, body string) (answer json.RawMessage, 
 
 func (x *surfaces) overMCP(name, args string) (answer json.RawMessage, code string) {
 	x.t.Helper()
-	r, err := x.mcp.CallTool(x.t.Context(), mcp.Call{Name: name, Arguments: json.RawMessage(args)})
+	r, err := x.mcp.Call(x.t.Context(), mcp.Call{Name: name, Arguments: json.RawMessage(args)})
 	if err != nil {
 		x.t.Fatal(err)
 	}

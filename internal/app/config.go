@@ -71,6 +71,9 @@ type AgentConfig struct {
 	Tools       *[]string                   `yaml:"tools"`
 	MCP         Switch                      `yaml:"mcp"`
 	Operators   []string                    `yaml:"operators"`
+	Results     plane.Results               `yaml:"results"` // raw, or marked as data
+	Names       plane.Names                 `yaml:"names"`   // prefixed, or bare
+	Search      plane.SearchUse             `yaml:"search"`  // auto, on, off
 	Connections map[string]ConnectionConfig `yaml:"connections"`
 }
 

@@ -19,6 +19,7 @@ type replica struct {
 
 	turn    chan struct{} // one look at a time
 	changes string        // the stored connections' counter
+	ended   string        // that of sessions ended before their time
 	seq     int64         // the newest catalog's place
 }
 
@@ -84,6 +85,12 @@ func (r *replica) look(ctx context.Context) error {
 			return err
 		}
 		r.seq = c.Catalogs
+	}
+	if c.Sessions != r.ended {
+		if err := r.a.ended.load(ctx); err != nil {
+			return err
+		}
+		r.ended = c.Sessions
 	}
 	r.seen.Store(&began)
 	return nil

@@ -44,12 +44,17 @@ func (a *App) connectAll(ctx context.Context) error {
 			if err := a.cats.Adopt(context.WithoutCancel(ctx), g, l); err != nil {
 				a.o.Log.Warn("a listing could not be stored", "connection", g.ID(), "err", err)
 			}
+		},
+		Noticed: func(n upstream.Notice) {
+			if a.agents != nil {
+				a.agents.Noticed(n)
+			}
 		}})
 	if a.cats, err = catalog.Load(ctx, a.store, a.pool, a.o.Clock, a.cfg.Limits); err != nil {
 		return err
 	}
 	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
-		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer()}
+		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Sealer: legs{a.ring}, Names: a.store}
 	if a.store.Kind() != "sqlite" {
 		a.bridge.Fresh = a.replica.fresh
 	}
@@ -92,12 +97,24 @@ func (a *App) dropChanged(old, now *policy.Snapshot) {
 	}
 }
 
-// listsChanged tells the agents' clients that what they may use differs.
-func (a *App) listsChanged() {
+// listsChanged tells the agents' clients that what they may use differs: of tools,
+// and of what is beside.
+func (a *App) listsChanged(tools, beside bool) {
 	if a.agents != nil {
-		a.agents.Changed()
+		a.agents.Changed(tools, beside)
 	}
 }
+
+// legs seals calls that wait for input.
+type legs struct{ ring *secret.Ring }
+
+func (l legs) bind() secret.Bind { return secret.Bind{Purpose: "call leg"} }
+
+// Seal seals.
+func (l legs) Seal(value []byte) []byte { return l.ring.Seal(l.bind(), value) }
+
+// Open opens what Seal sealed.
+func (l legs) Open(blob []byte) ([]byte, error) { return l.ring.Open(l.bind(), blob) }
 
 // lookup reads a secret that config names by its variable.
 func lookup(name string) (secret.Text, bool) {
@@ -228,7 +245,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	}
 	old := a.policy.Swap(snap)
 	a.dropChanged(old, snap)
-	a.listsChanged()
+	a.listsChanged(true, true)
 	return nil
 }
 

@@ -135,7 +135,7 @@ func TestCommandsOverMCP(t *testing.T) {
 		t.Fatalf("%d tools, %v", len(l.Tools), err)
 	}
 	for args, want := range map[string]string{`{"limit":5}`: `"runs":[]`, `{"limit":-1}`: "invalid_input", `{"nope":1}`: "invalid_input"} {
-		r, err := c.CallTool(t.Context(), mcp.Call{Name: "runs.list", Arguments: json.RawMessage(args)})
+		r, err := c.Call(t.Context(), mcp.Call{Name: "runs.list", Arguments: json.RawMessage(args)})
 		if err != nil || !strings.Contains(string(r.Result), want) || r.IsError != strings.Contains(want, "invalid") {
 			t.Errorf("%s: %s %v", args, r.Result, err)
 		}

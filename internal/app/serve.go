@@ -106,6 +106,11 @@ func (a *App) maintain(ctx context.Context) {
 		})
 	}
 	every(time.Minute, a.agents.Reap)
+	every(10*time.Minute, func() {
+		if err := a.store.SweepSessions(ctx); err != nil && ctx.Err() == nil {
+			a.o.Log.Warn("sessions that are over could not be forgotten", "err", err)
+		}
+	})
 	every(time.Minute, func() {
 		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx)); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("upkeep did not end", "err", err)

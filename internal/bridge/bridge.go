@@ -6,6 +6,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -32,6 +33,7 @@ type Catalogs interface {
 // Upstream runs a tool at its server.
 type Upstream interface {
 	Call(ctx context.Context, g policy.Grant, r upstream.Request) (upstream.Result, plane.Ending, bool, error)
+	Subscribe(ctx context.Context, g policy.Grant, id plane.SessionID, uri string, on bool) error
 	End(id plane.SessionID)
 }
 
@@ -40,7 +42,14 @@ type Ledger interface {
 	Plan(t plane.Tx, c *plane.Call) error
 	Begin(ctx context.Context, c *plane.Call) error
 	Again(ctx context.Context, c *plane.Call, end plane.Ending) (bool, error)
+	Wait(ctx context.Context, c *plane.Call) error
 	Settle(ctx context.Context, c *plane.Call, end plane.Ending, also func(plane.Tx) error) error
+}
+
+// Sealer keeps what a call is about with its caller while the server wants input.
+type Sealer interface {
+	Seal(value []byte) []byte
+	Open(blob []byte) ([]byte, error)
 }
 
 // Auditor records that a credential came back from a server.
@@ -59,9 +68,14 @@ type Bridge struct {
 	// process owns the database. An effect is fenced by the database besides.
 	Fresh  func(ctx context.Context) error
 	Tracer trace.Tracer
+	Sealer Sealer    // of calls that wait for input; nil refuses those
+	Names  NameStore // of bare names; nil forgets them with the process
 
 	schemas  schemas
 	prepared prepared
+	beside   preparedOnce
+	offers   offers
+	bare     bareNames
 }
 
 // Opening says for whom a session is.
@@ -70,9 +84,9 @@ type Opening struct {
 	Principal plane.Principal
 	Run       plane.RunID // set for own runs, with the fence it is held under
 	Fence     int64
-	CallsUsed int // by the same run before a restart
-	Results   plane.Results
-	Dialect   Dialect // of the schemas that the caller takes
+	CallsUsed int           // by the same run before a restart
+	Results   plane.Results // empty for what the agent says
+	Dialect   Dialect       // of the schemas that the caller takes
 }
 
 // Session is one agent's use of the bridge. Calls may run beside each other.
@@ -86,16 +100,21 @@ type Session struct {
 	offer  *offer
 	stale  map[plane.ConnectionID]bool // refused as changed: read again before the next turn
 	reason map[plane.ConnectionID]string
+
+	watched map[watch]string // subscribed resources, under the caller's names
 }
 
 // offer is what one session may call, as of one policy and one set of catalogs.
 // It is immutable.
 type offer struct {
 	policy   *policy.Snapshot
+	agent    plane.Agent
 	catalogs []*plane.Catalog
 	servers  []Server
 	tools    []*Tool
 	byAlias  map[string]*Tool
+	extras   extras
+	pages    pages
 	cut      int  // tools left out over the limit
 	left     bool // some have no form in the dialect
 }
@@ -122,8 +141,7 @@ type Tool struct {
 	Version    int64
 	Server     string
 	back       *renames // from the caller's names of arguments to the server's
-	renamed    sync.Once
-	bytes      json.RawMessage // under the alias
+	apart      bool     // its bare name belongs to another
 }
 
 // SideEffectFree says whether a call may run beside others.
@@ -180,11 +198,26 @@ func (s *Session) Renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	next := s.b.makeOffer(snap, attached, failed, s.o.Dialect)
+	next := s.b.offers.same(s, snap, failed)
+	if next == nil {
+		if next, err = s.b.makeOffer(ctx, snap, s.kind(snap), attached, failed); err != nil {
+			return err
+		}
+		s.b.offers.keep(s, snap, next, failed)
+	}
 	s.mu.Lock()
 	s.offer = next
 	s.mu.Unlock()
 	return nil
+}
+
+// kind is what an offer is made for.
+func (s *Session) kind(snap *policy.Snapshot) offerKey {
+	k := offerKey{agent: s.o.Agent, who: s.o.Principal, dialect: s.o.Dialect}
+	if a, ok := snap.Agent(s.o.Agent); ok && s.o.Run == "" {
+		k.bare = a.Names == plane.Bare
+	}
+	return k
 }
 
 func (s *Session) unchanged(o *offer) bool {
@@ -213,6 +246,16 @@ func describe(server, text string, limit int) string {
 		return prefix
 	}
 	return prefix + " " + text
+}
+
+// results is the form in which this session hands on what servers say.
+func (s *Session) results() plane.Results {
+	if s.o.Results != "" {
+		return s.o.Results
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return cmp.Or(s.offer.agent.Results, plane.Raw)
 }
 
 // Tools are the offered tools in a stable order.

@@ -31,8 +31,10 @@ const MaxArguments = 1 << 20
 type In struct {
 	Alias     string
 	Arguments json.RawMessage
-	Planned   *plane.Call // the row made by Plan; nil where there is none
-	Progress  func(params json.RawMessage)
+	Planned   *plane.Call     // the row made by Plan; nil where there is none
+	Caller    Caller          // of an ingress session; the zero value takes answers alone
+	Inputs    json.RawMessage // what an earlier leg of the call asked for, with
+	State     string          // what that leg gave; empty for a new call
 	// Observe joins the transaction that settles the call, for own runs. Before
 	// is called ahead of that transaction.
 	Observe func(t plane.Tx, o *Out) error
@@ -47,10 +49,19 @@ type Out struct {
 	Whole   string      // everything, when Text was cut
 	Shown   int         // characters of Whole that Text shows
 	IsError bool
-	Raw     json.RawMessage // the server's own bytes, for raw sessions
+	Raw     json.RawMessage    // the server's own bytes, for raw sessions
+	Typed   bool               // they say their resultType
+	RPC     *mcp.RPCError      // an error that the caller's protocol handles by itself
+	SignIn  plane.ConnectionID // the connection that a person has to sign in first
 	Bytes   int
 	Fault   string // class of the failure for spans; empty for none
 }
+
+// Caller is what the other end of a call can take.
+type Caller = upstream.Caller
+
+// Notice is something that a server said by itself.
+type Notice = upstream.Notice
 
 // Call takes one call down the road. A failure of the call is in Out; an error
 // means that our own store failed or the caller's time is over, and stops the
@@ -62,9 +73,17 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	}
 	args := tool.back.restore(normalized(in.Arguments))
 	call := in.Planned
-	if call == nil {
+	var l *leg
+	switch {
+	case in.State != "":
+		var err error
+		if l, err = s.resume(in.State, mcp.MethodToolsCall, tool.Alias, tool.Connection, args); err != nil {
+			return &Out{IsError: true, Text: plane.Public(err).Message, RPC: badState(err)}, nil
+		}
+		call = l.call(s, tool.Server)
+	case call == nil:
 		call = s.newCall(tool, args)
-	} else if call.Fingerprint != tool.Definition.Fingerprint || call.Version != tool.Version || call.Connection != tool.Connection || call.ArgsDigest != argsDigest(args) {
+	case call.Fingerprint != tool.Definition.Fingerprint || call.Version != tool.Version || call.Connection != tool.Connection || call.ArgsDigest != argsDigest(args):
 		return s.refuse(ctx, in, call, "The tool changed since this call was planned; look at the tool again.", "changed")
 	}
 	if len(args) > MaxArguments {
@@ -86,12 +105,16 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	grant, denial := s.b.Policy().Decide(s.o.Principal, policy.Call, policy.Resource{Agent: s.o.Agent, Connection: tool.Connection, Version: tool.Version})
 	if denial != nil {
 		s.markStale(tool.Connection, denial.Kind)
-		return s.refuse(ctx, in, call, denial.Reason, "denied")
+		out, err := s.refuse(ctx, in, call, denial.Reason, "denied")
+		if denial.Kind == plane.Unauthenticated {
+			out.SignIn = tool.Connection
+		}
+		return out, err
 	}
 	if faults := s.b.schemas.of(tool.Definition).input.check(args); len(faults) > 0 {
 		return s.refuse(ctx, in, call, "The arguments do not fit the tool's schema, and nothing was sent: "+strings.Join(faults, "; ")+".", "bad_arguments")
 	}
-	return s.send(ctx, in, tool, call, grant, args)
+	return s.send(ctx, in, tool, call, grant, args, l)
 }
 
 func (s *Session) markStale(id plane.ConnectionID, k plane.Kind) {
@@ -110,48 +133,93 @@ func normalized(args json.RawMessage) json.RawMessage {
 	return args
 }
 
-// send is the part of the road that touches the network.
-func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call, g policy.Grant, args json.RawMessage) (*Out, error) {
-	ctx, span, traceparent := s.span(ctx, tool, call, g.Connection().Endpoint)
-	var ours error // a failure of our own store, which must stop the turn
-	res, end, sent, err := s.b.Upstream.Call(ctx, g, upstream.Request{
-		Session: s.id, Definition: tool.Definition, Arguments: args, MaxAge: s.maxAge(tool.Definition), Trace: traceparent, Progress: in.Progress,
-		Begin: func(ctx context.Context) error {
-			err := s.b.Ledger.Begin(ctx, call)
-			if err != nil && plane.KindOf(err) != plane.Conflict {
-				ours = err
-			}
-			return err
-		},
-		Again: func(ctx context.Context, end plane.Ending) (bool, error) {
-			again, err := s.b.Ledger.Again(ctx, call, end)
-			if err != nil {
-				ours = err
-			}
-			return again, err
-		},
-	})
-	out := &Out{Call: call, Bytes: res.Bytes}
-	if res.Redacted {
-		s.b.Audit(plane.AuditEntry{Who: s.o.Principal.ID, Action: "credential.echoed", What: string(tool.Connection), Decision: "redacted", Digest: call.ArgsDigest})
-	}
+// send is the part of a tool call that touches the network.
+func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call, g policy.Grant, args json.RawMessage, l *leg) (*Out, error) {
+	t := s.travel(ctx, g, call, upstream.Request{Session: s.id, Definition: tool.Definition, Arguments: args, Extra: l.extra(in.Inputs),
+		MaxAge: s.maxAge(tool.Definition), Caller: in.Caller})
+	out := &Out{Call: call, Bytes: t.res.Bytes}
 	switch {
-	case ours != nil && !sent:
-		endSpan(span, res, out, err)
-		return nil, ours
-	case err != nil && !sent:
-		s.markStale(tool.Connection, plane.KindOf(err))
-		out.IsError, out.Fault = true, faultOf(end, err)
-		s.advise(out, plane.Public(err).Message, err)
-	case err != nil:
-		out.IsError, out.Fault = true, faultOf(end, err)
-		s.advise(out, s.failureText(tool.Server, end, err), err)
+	case t.ours != nil && !t.sent:
+		t.end(out)
+		return nil, t.ours
+	case t.err != nil && !t.sent:
+		s.markStale(tool.Connection, plane.KindOf(t.err))
+		out.IsError, out.Fault = true, faultOf(t.ending, t.err)
+		s.advise(out, plane.Public(t.err).Message, t.err)
+		if plane.KindOf(t.err) == plane.Unauthenticated {
+			out.SignIn = tool.Connection
+		}
+		if l != nil { // the call still waits for this leg
+			t.end(out)
+			return out, nil
+		}
+	case t.err != nil:
+		out.IsError, out.Fault = true, faultOf(t.ending, t.err)
+		s.advise(out, s.failureText(tool.Server, t.ending, t.err), t.err)
+		out.RPC = handledBy(in.Caller, t.err)
+		if plane.KindOf(t.err) == plane.Unauthenticated {
+			out.SignIn = tool.Connection
+		}
+	case t.res.Asks:
+		t.end(out)
+		return out, s.wait(ctx, out, call, t.res, mcp.MethodToolsCall, args)
 	default:
-		s.fill(out, tool, res, end)
+		s.fill(out, tool, t.res, t.ending)
 	}
-	call.Bytes = res.Bytes
-	endSpan(span, res, out, err)
-	return out, s.settle(ctx, in, out, call, end)
+	call.Bytes = t.res.Bytes
+	t.end(out)
+	return out, s.settle(ctx, in, out, call, t.ending)
+}
+
+// trip is what came of taking a request to its server.
+type trip struct {
+	res    upstream.Result
+	ending plane.Ending
+	sent   bool
+	err    error
+	ours   error // a failure of our own store, which must stop the turn
+	span   trace.Span
+}
+
+func (t *trip) end(out *Out) { endSpan(t.span, t.res, out, t.err) }
+
+// travel lends, calls and records each attempt.
+func (s *Session) travel(ctx context.Context, g policy.Grant, call *plane.Call, req upstream.Request) *trip {
+	t := &trip{}
+	method := cmp.Or(req.Method, telemetry.MethodToolsCall)
+	ctx, t.span, req.Trace = s.span(ctx, method, call, g.Connection().Endpoint)
+	req.Begin = func(ctx context.Context) error {
+		err := s.b.Ledger.Begin(ctx, call)
+		if err != nil && plane.KindOf(err) != plane.Conflict {
+			t.ours = err
+		}
+		return err
+	}
+	req.Again = func(ctx context.Context, end plane.Ending) (bool, error) {
+		again, err := s.b.Ledger.Again(ctx, call, end)
+		if err != nil {
+			t.ours = err
+		}
+		return again, err
+	}
+	t.res, t.ending, t.sent, t.err = s.b.Upstream.Call(ctx, g, req)
+	if t.res.Redacted {
+		s.b.Audit(plane.AuditEntry{Who: s.o.Principal.ID, Action: "credential.echoed", What: string(call.Connection), Decision: "redacted", Digest: call.ArgsDigest})
+	}
+	return t
+}
+
+// handledBy is a server's error that a client of the same era answers by itself:
+// it lacks a capability, or a person has to go somewhere first.
+func handledBy(c Caller, err error) *mcp.RPCError {
+	var e *mcp.Error
+	if c.Capabilities == nil || !errors.As(err, &e) || e.RPC == nil || !e.Ending.RPC {
+		return nil
+	}
+	if code := e.RPC.Code; code == mcp.CodeMissingCapability && c.Modern || code == mcp.CodeElicitationNeeded && !c.Modern {
+		return e.RPC
+	}
+	return nil
 }
 
 // advise tells what failed, and a model also what its person can do about it.
@@ -160,7 +228,7 @@ func (s *Session) advise(out *Out, text string, err error) {
 	var e *plane.Error
 	if errors.As(err, &e) && e.Next != "" {
 		out.Next = e.Next
-		if s.o.Results == plane.Marked && e.Kind == plane.Unauthenticated {
+		if s.results() == plane.Marked && e.Kind == plane.Unauthenticated {
 			out.Text += " Tell the person: " + e.Next
 		}
 	}
@@ -173,8 +241,8 @@ func (s *Session) fill(out *Out, tool *Tool, res upstream.Result, end plane.Endi
 		out.Fault = telemetry.ErrorTool
 	}
 	misfit := s.misfit(tool, res, end)
-	if s.o.Results == plane.Raw {
-		out.Raw, out.Text = res.Raw, misfit
+	if s.results() == plane.Raw {
+		out.Raw, out.Typed, out.Text = res.Raw, res.Typed, misfit
 		return
 	}
 	r := render(res.Raw)
@@ -272,7 +340,7 @@ func (s *Session) failureText(server string, end plane.Ending, err error) string
 	var e *mcp.Error
 	if errors.As(err, &e) && e.RPC != nil && e.RPC.Message != "" && end.RPC {
 		words, _ := clipRunes(Visible(e.RPC.Message), 1000)
-		if s.o.Results == plane.Raw {
+		if s.results() == plane.Raw {
 			return fmt.Sprintf("%s Code %d: %s", text, end.RPCCode, words)
 		}
 		return fmt.Sprintf("%s Code %d.\n%s", text, end.RPCCode, Mark(server, words, ""))
@@ -301,20 +369,20 @@ func argsDigest(args []byte) string {
 
 // span opens the client span of a call; without an exporter it costs nothing
 // worth naming.
-func (s *Session) span(ctx context.Context, tool *Tool, call *plane.Call, endpoint string) (context.Context, trace.Span, string) {
-	ctx, span := s.b.Tracer.Start(ctx, telemetry.MethodToolsCall+" "+tool.Definition.Name, trace.WithSpanKind(trace.SpanKindClient))
+func (s *Session) span(ctx context.Context, method string, call *plane.Call, endpoint string) (context.Context, trace.Span, string) {
+	ctx, span := s.b.Tracer.Start(ctx, method+" "+call.Tool, trace.WithSpanKind(trace.SpanKindClient))
 	if !span.IsRecording() {
 		return ctx, span, ""
 	}
 	span.SetAttributes(
-		attribute.String(telemetry.MCPMethod, telemetry.MethodToolsCall),
-		attribute.String(telemetry.ToolName, tool.Definition.Name),
+		attribute.String(telemetry.MCPMethod, method),
+		attribute.String(telemetry.ToolName, call.Tool),
 		attribute.String(telemetry.Operation, telemetry.ExecuteTool),
 		attribute.String(telemetry.AgentID, s.o.Agent),
 		attribute.String(telemetry.Conversation, string(call.Run)),
 		attribute.String(telemetry.ToolCallID, string(call.ID)),
 		attribute.String(telemetry.Transport, "tcp"),
-		attribute.String(telemetry.Connection, tool.Server))
+		attribute.String(telemetry.Connection, call.Server))
 	if u, err := url.Parse(endpoint); err == nil {
 		span.SetAttributes(attribute.String(telemetry.ServerAddress, u.Hostname()))
 		if port, err := strconv.Atoi(cmp.Or(u.Port(), map[string]string{"https": "443", "http": "80"}[u.Scheme])); err == nil {

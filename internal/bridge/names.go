@@ -44,6 +44,20 @@ func aliases(server string, defs []plane.Definition) []string {
 	return cleaned
 }
 
+// promptAliases names prompts by the same rule.
+func promptAliases(server string, prompts []extra) []string {
+	count := make(map[string]int, len(prompts))
+	for _, p := range prompts {
+		count[cleanName(p.name)]++
+	}
+	out := make([]string, len(prompts))
+	for i, p := range prompts {
+		c := cleanName(p.name)
+		out[i] = alias(server, p.name, c, count[c] > 1)
+	}
+	return out
+}
+
 func alias(server, name, tool string, collides bool) string {
 	full := aliasPrefix + server + "__" + tool
 	if len(full) <= maxAlias && (!collides || tool == name) {

@@ -1,7 +1,7 @@
 package bridge
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -23,6 +23,7 @@ type prepared struct {
 type preparedKey struct {
 	id      plane.ConnectionID
 	dialect Dialect
+	bare    string // the agent whose clients see bare names
 }
 
 type preparedTools struct {
@@ -35,6 +36,7 @@ type preparedTools struct {
 // place for it: most of a large catalog never are.
 type candidate struct {
 	alias string
+	apart bool // its bare name belongs to another
 	def   *plane.Definition
 	once  sync.Once
 	tool  *Tool
@@ -43,22 +45,31 @@ type candidate struct {
 
 // of returns a connection's tools. The connection is the policy's own: another
 // policy has another pointer, and the same content where nothing changed.
-func (p *prepared) of(b *Bridge, a policy.Attached, cat *plane.Catalog, d Dialect) *preparedTools {
-	k := preparedKey{a.ID, d}
+func (p *prepared) of(ctx context.Context, b *Bridge, snap *policy.Snapshot, a policy.Attached, cat *plane.Catalog, o offerKey) (*preparedTools, error) {
+	k := preparedKey{id: a.ID, dialect: o.dialect}
+	if o.bare {
+		k.bare = o.agent
+	}
 	p.mu.Lock()
 	have := p.by[k]
 	p.mu.Unlock()
 	if have != nil && have.catalog == cat && (have.conn == a.Connection || have.conn.Version == a.Version && have.conn.Slug == a.Slug && sameRules(have.conn, a.Connection)) {
-		return have
+		return have, nil
 	}
 	made := &preparedTools{catalog: cat, conn: a.Connection}
 	names := aliases(a.Slug, cat.Definitions)
+	if o.bare {
+		var err error
+		if names, err = b.bare.names(ctx, b, snap, o.agent, a, cat.Definitions); err != nil {
+			return nil, err
+		}
+	}
 	made.tools = make([]*candidate, 0, len(cat.Definitions))
 	all := make([]candidate, len(cat.Definitions))
 	for i := range cat.Definitions {
 		d := &cat.Definitions[i]
 		if d.Unsupported == "" && d.Held == "" && a.Out(d.Name) == "" {
-			all[i].alias, all[i].def = names[i], d
+			all[i].alias, all[i].def, all[i].apart = names[i], d, o.bare && names[i] != d.Name
 			made.tools = append(made.tools, &all[i])
 		}
 	}
@@ -69,7 +80,7 @@ func (p *prepared) of(b *Bridge, a policy.Attached, cat *plane.Catalog, d Dialec
 		p.by = map[preparedKey]*preparedTools{}
 	}
 	p.by[k] = made
-	return made
+	return made, nil
 }
 
 func sameRules(a, b *plane.Connection) bool {
@@ -79,6 +90,48 @@ func sameRules(a, b *plane.Connection) bool {
 	return same(&a.Prefs, &b.Prefs) && same(&a.Fixed, &b.Fixed)
 }
 
+// offers keeps the latest offer of each caller, for its other sessions.
+type offers struct {
+	mu sync.Mutex
+	by map[offerKey]*offer
+}
+
+type offerKey struct {
+	agent   string
+	who     plane.Principal
+	dialect Dialect
+	bare    bool
+}
+
+// maxOffers bounds the memory; over it all are made again.
+const maxOffers = 4096
+
+// same returns the caller's offer when nothing has changed since it was made.
+func (x *offers) same(s *Session, snap *policy.Snapshot, failed map[plane.ConnectionID]error) *offer {
+	if len(failed) > 0 {
+		return nil
+	}
+	x.mu.Lock()
+	o := x.by[s.kind(snap)]
+	x.mu.Unlock()
+	if o == nil || o.policy != snap || !s.unchanged(o) {
+		return nil
+	}
+	return o
+}
+
+func (x *offers) keep(s *Session, snap *policy.Snapshot, o *offer, failed map[plane.ConnectionID]error) {
+	if len(failed) > 0 {
+		return // the next session tries again
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.by == nil || len(x.by) >= maxOffers {
+		x.by = map[offerKey]*offer{}
+	}
+	x.by[s.kind(snap)] = o
+}
+
 // place is a candidate with the server it belongs to.
 type place struct {
 	*candidate
@@ -86,8 +139,9 @@ type place struct {
 }
 
 // makeOffer turns what is attached into tools.
-func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, failed map[plane.ConnectionID]error, d Dialect) *offer {
-	o := &offer{policy: snap, byAlias: map[string]*Tool{}, servers: make([]Server, 0, len(attached))}
+func (b *Bridge) makeOffer(ctx context.Context, snap *policy.Snapshot, k offerKey, attached []policy.Attached, failed map[plane.ConnectionID]error) (*offer, error) {
+	o := &offer{policy: snap, extras: extras{byURI: map[string]target{}, byPrompt: map[string]target{}}, byAlias: map[string]*Tool{}, servers: make([]Server, 0, len(attached))}
+	o.agent, _ = snap.Agent(k.agent)
 	lists := make([]*preparedTools, 0, len(attached))
 	total := 0
 	for _, a := range attached {
@@ -105,7 +159,13 @@ func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, fa
 		}
 		var ready *preparedTools
 		if srv.Why == "" {
-			ready = b.prepared.of(b, a, cat, d)
+			var err error
+			if ready, err = b.prepared.of(ctx, b, snap, a, cat, k); err != nil {
+				return nil, err
+			}
+			if k.dialect == DialectPlain {
+				o.extras.add(a, b.beside.of(a.Connection, cat), k.bare)
+			}
 			srv.Tools = len(ready.tools)
 			total += srv.Tools
 		}
@@ -114,13 +174,13 @@ func (b *Bridge) makeOffer(snap *policy.Snapshot, attached []policy.Attached, fa
 	// Of each connection no more than all of an offer can be in it, unless some of
 	// it cannot be shown.
 	for most := b.Limits.ToolsOffered; ; most = total {
-		b.fill(o, lists, attached, most, d)
+		b.fill(o, lists, attached, most, k.dialect)
 		if len(o.tools) == b.Limits.ToolsOffered || most >= total || !o.left {
 			break
 		}
 	}
 	o.cut = max(0, total-b.Limits.ToolsOffered)
-	return o
+	return o, nil
 }
 
 // fill offers the first tools by alias.
@@ -164,37 +224,49 @@ func (c *candidate) make(b *Bridge, a policy.Attached, d Dialect) {
 	if c.why = why; why != "" {
 		return
 	}
-	c.tool = &Tool{Alias: c.alias, Definition: c.def, Connection: a.ID, Version: a.Version, Server: a.Slug, back: back,
+	c.tool = &Tool{Alias: c.alias, apart: c.apart, Definition: c.def, Connection: a.ID, Version: a.Version, Server: a.Slug, back: back,
 		Spec: plane.ToolSpec{Name: c.alias, Description: describe(a.Slug, c.def.Description, b.Limits.DescriptionOffered), Schema: schema}}
 }
 
-// Renamed is the server's own definition under the tool's alias, everything else
-// of it byte by byte.
-func (t *Tool) Renamed() json.RawMessage {
-	t.renamed.Do(func() {
-		raw := t.Definition.Raw
-		name, _ := json.Marshal(t.Alias) // a string always marshals
-		out := make([]byte, 0, len(raw)+len(name))
-		out = append(append(out, `{"name":`...), name...)
-		err := mcp.Members(raw, mcp.Strict, func(key string, v []byte) error {
-			if key == "name" {
+// Listed is the server's own definition under the tool's alias, everything else of
+// it byte by byte. Marked results have no structure, so their tools promise none.
+func (t *Tool) Listed(results plane.Results) json.RawMessage {
+	raw := t.Definition.Raw
+	name, _ := json.Marshal(t.Alias) // a string always marshals
+	out := make([]byte, 0, len(raw)+len(name))
+	out = append(append(out, `{"name":`...), name...)
+	schema, apart := false, t.apart
+	err := mcp.Members(raw, mcp.Strict, func(key string, v []byte) error {
+		switch key {
+		case "name":
+			return nil
+		case "outputSchema":
+			if results == plane.Marked {
 				return nil
 			}
-			q, err := json.Marshal(key)
-			if err != nil {
-				return err
+		case "inputSchema":
+			schema = true
+		case "_meta":
+			if t.apart && v[0] == '{' {
+				apart = false
+				v = mcp.WithMembers(v, namedApart(t.Definition.Name))
 			}
-			out = append(append(append(append(out, ','), q...), ':'), v...)
-			return nil
-		})
-		if err != nil { // it was read once
-			out = append(out[:0], `{"name":`...)
-			out = append(out, name...)
 		}
-		if !bytes.Contains(out, []byte(`,"inputSchema":`)) {
-			out = append(out, `,"inputSchema":{"type":"object"}`...)
+		q, err := json.Marshal(key)
+		if err != nil {
+			return err
 		}
-		t.bytes = append(out, '}')
+		out = append(append(append(append(out, ','), q...), ':'), v...)
+		return nil
 	})
-	return t.bytes
+	if err != nil { // it was read once
+		out = append(append(out[:0], `{"name":`...), name...)
+	}
+	if apart {
+		out = append(append(append(out, `,"_meta":{`...), namedApart(t.Definition.Name)...), '}')
+	}
+	if !schema {
+		out = append(out, `,"inputSchema":{"type":"object"}`...)
+	}
+	return append(out, '}')
 }

@@ -33,6 +33,11 @@ func (n noNetwork) Call(context.Context, policy.Grant, upstream.Request) (upstre
 
 func (noNetwork) End(plane.SessionID) {}
 
+func (n noNetwork) Subscribe(context.Context, policy.Grant, plane.SessionID, string, bool) error {
+	n.tb.Error("a server was asked")
+	return nil
+}
+
 // aTool is of the size of real ones.
 func aTool(i int) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf(`{"name":"do_thing_%d","description":"Does the thing number %d for whoever asks, with care, and tells what came of it in a few words.","inputSchema":{"type":"object","properties":{"id":{"type":"string","description":"Which one."},"limit":{"type":"integer","minimum":1,"maximum":100},"fields":{"type":"array","items":{"type":"string"}}},"required":["id"]},"annotations":{"readOnlyHint":true}}`, i, i))

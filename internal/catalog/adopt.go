@@ -77,14 +77,14 @@ func (c *Catalogs) adopt(ctx context.Context, g policy.Grant, l Listed, also fun
 			return nil // a later one was stored by another replica
 		}
 		next := &plane.Catalog{Connection: conn.ID, Version: conn.Version, Health: plane.HealthOK, Detail: detail, CapturedAt: l.At,
-			Instructions: l.Instructions, Server: l.Server, Definitions: slices.Clone(defs), Resources: l.Resources, Prompts: l.Prompts}
+			Instructions: l.Instructions, Server: l.Server, Definitions: slices.Clone(defs), Resources: l.Resources, Templates: l.Templates, Prompts: l.Prompts}
 		if old != nil {
 			next.InstructionsBefore, next.InstructionsAt = old.InstructionsBefore, old.InstructionsAt
 			if old.Instructions != next.Instructions && !old.CapturedAt.IsZero() {
 				next.InstructionsBefore, next.InstructionsAt = old.Instructions, l.At
 			}
 			if !l.Extras {
-				next.Resources, next.Prompts = old.Resources, old.Prompts
+				next.Resources, next.Templates, next.Prompts = old.Resources, old.Templates, old.Prompts
 			}
 		}
 		return next
@@ -136,6 +136,7 @@ func sameDefinitions(a, b []plane.Definition) bool {
 func sameExtras(old *plane.Catalog, l Listed) bool {
 	same := func(x, y []byte) bool { return string(x) == string(y) }
 	return slices.EqualFunc(old.Resources, l.Resources, func(x, y jsonRaw) bool { return same(x, y) }) &&
+		slices.EqualFunc(old.Templates, l.Templates, func(x, y jsonRaw) bool { return same(x, y) }) &&
 		slices.EqualFunc(old.Prompts, l.Prompts, func(x, y jsonRaw) bool { return same(x, y) })
 }
 
@@ -326,8 +327,7 @@ func heldDiffers(a, b *plane.Catalog) bool {
 }
 
 func changedExtras(a, b *plane.Catalog) bool {
-	return len(a.Resources) != len(b.Resources) || len(a.Prompts) != len(b.Prompts) ||
-		!sameExtras(a, Listed{Resources: b.Resources, Prompts: b.Prompts})
+	return !sameExtras(a, Listed{Resources: b.Resources, Templates: b.Templates, Prompts: b.Prompts})
 }
 
 func (c *Catalogs) write(ctx context.Context, fn func(plane.Tx) error) error {

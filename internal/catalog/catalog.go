@@ -22,8 +22,9 @@ type Listed struct {
 	At           time.Time // when it was begun; zero for now
 	Tools        []json.RawMessage
 	Resources    []json.RawMessage // nil where they were not asked for
+	Templates    []json.RawMessage // of resources
 	Prompts      []json.RawMessage
-	Extras       bool // resources and prompts were asked for
+	Extras       bool // resources, templates and prompts were asked for
 	Notes        []string
 	Instructions string
 	Server       string
@@ -76,7 +77,7 @@ type Catalogs struct {
 	seq    int64                            // what was taken in of other replicas
 
 	// Changed is told when what a connection offers differs; nil for nobody.
-	Changed func()
+	Changed func(tools, beside bool)
 	// Converted is told when a legacy selection became exclusions: the connection
 	// that policy has is another now; nil for nobody.
 	Converted func(ctx context.Context) error
@@ -161,8 +162,12 @@ func (c *Catalogs) keep(s *plane.Catalog) {
 		c.byID[s.Connection] = s
 	}
 	c.mu.Unlock()
-	if newer && c.Changed != nil && (have == nil || !sameDefinitions(have.Definitions, s.Definitions) || heldDiffers(have, s)) {
-		c.Changed()
+	if !newer || c.Changed == nil {
+		return
+	}
+	tools := have == nil || !sameDefinitions(have.Definitions, s.Definitions) || heldDiffers(have, s)
+	if beside := have == nil || changedExtras(have, s); tools || beside {
+		c.Changed(tools, beside)
 	}
 }
 

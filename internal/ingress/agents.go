@@ -1,15 +1,10 @@
 package ingress
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/base64"
-	"encoding/binary"
-	"encoding/json"
-	"fmt"
+	"log/slog"
+	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,10 +30,14 @@ type AgentsOptions struct {
 	MAC     func(purpose string, msg []byte) []byte // and its check, by the ring
 	Check   func(purpose string, msg, mac []byte) bool
 	Clock   plane.Clock
+	Log     *slog.Logger
 	Version string
-	Replica string        // names this process in session ids
-	Idle    time.Duration // a session that is not used ends
-	PerWho  int           // sessions of one principal
+	Replica string                                        // names this process in session ids
+	Ended   Ended                                         // sessions that were ended before their time
+	Link    func(plane.ConnectionID) string               // where a person signs a connection in
+	Pass    func(r *http.Request, to string, body []byte) // to the replica of that name, or to all
+	Idle    time.Duration                                 // a session that is not used ends
+	PerWho  int                                           // sessions of one principal
 }
 
 // Agents serves one MCP endpoint per agent: the tools that the agent may use, of
@@ -47,8 +46,13 @@ type Agents struct {
 	o    AgentsOptions
 	mu   sync.Mutex
 	live map[liveKey]*liveSession
-	ends map[string]time.Time // session ids that were deleted, until they expire
 	srv  map[string]*mcp.Server
+}
+
+// Ended knows the sessions that were ended before their time, at every replica.
+type Ended interface {
+	Add(ctx context.Context, session string, until time.Time) error
+	Has(session string) bool
 }
 
 // liveKey is whose session it is: the client's own, or, where the client has no
@@ -68,7 +72,7 @@ type liveSession struct {
 
 // NewAgents makes the endpoint. Close it.
 func NewAgents(o AgentsOptions) *Agents {
-	return &Agents{o: o, live: map[liveKey]*liveSession{}, ends: map[string]time.Time{}, srv: map[string]*mcp.Server{}}
+	return &Agents{o: o, live: map[liveKey]*liveSession{}, srv: map[string]*mcp.Server{}}
 }
 
 // Close ends every session.
@@ -80,6 +84,15 @@ func (a *Agents) Close() {
 	for _, l := range all {
 		l.close()
 	}
+}
+
+// opened is the bridge session, once it is there.
+func (l *liveSession) opened() *bridge.Session {
+	if !l.mu.TryLock() {
+		return nil // it is being opened: it has subscribed to nothing
+	}
+	defer l.mu.Unlock()
+	return l.s
 }
 
 func (l *liveSession) close() {
@@ -101,23 +114,61 @@ func (a *Agents) Reap() {
 			delete(a.live, k)
 		}
 	}
-	for id, until := range a.ends {
-		if now.After(until) {
-			delete(a.ends, id)
-		}
-	}
 	a.mu.Unlock()
 	for _, l := range gone {
 		l.close()
 	}
 }
 
-// Changed tells every client that listens that lists may differ now.
-func (a *Agents) Changed() {
+// Changed tells every client that listens that lists may differ now: of tools, and
+// of what servers offer beside.
+func (a *Agents) Changed(tools, beside bool) {
+	for _, s := range a.servers() {
+		if tools {
+			s.ListChanged()
+		}
+		if beside {
+			s.Tell(mcp.Notice{Method: mcp.MethodPromptsChanged})
+			s.Tell(mcp.Notice{Method: mcp.MethodResourcesChanged})
+		}
+	}
+}
+
+func (a *Agents) servers() map[string]*mcp.Server {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, s := range a.srv {
-		s.ListChanged()
+	return maps.Clone(a.srv)
+}
+
+// Noticed hands on what a server said by itself: to the clients that subscribed to
+// the resource, or, a log message, to the one whose session it is.
+func (a *Agents) Noticed(n bridge.Notice) {
+	a.mu.Lock()
+	live := maps.Clone(a.live)
+	a.mu.Unlock()
+	for k, l := range live {
+		s := l.opened()
+		if s == nil || n.Session != "" && n.Session != s.ID() {
+			continue
+		}
+		note := mcp.Notice{Method: n.Method, Params: n.Params, To: func(session string, r *http.Request) bool {
+			return session == k.id && caller{k.who, k.agent} == callerOf(r)
+		}}
+		switch n.Method {
+		case mcp.MethodUpdated:
+			name, ok := s.Hears(n.Connection, n.URI())
+			if !ok {
+				continue
+			}
+			note.URI, note.Params = name, mcp.SetMember(n.Params, "uri", name)
+		case mcp.MethodLog:
+			if n.Session == "" || k.id == "" {
+				continue // nobody's in particular
+			}
+		}
+		if srv := a.servers()[k.agent]; srv != nil {
+			srv.Tell(note)
+		}
 	}
 }
 
@@ -126,6 +177,11 @@ type callerKey struct{}
 type caller struct {
 	who   plane.Principal
 	agent string
+}
+
+func callerOf(r *http.Request) caller {
+	c, _ := r.Context().Value(callerKey{}).(caller)
+	return c
 }
 
 // ServeHTTP serves one request. Who is calling is told before anything is read.
@@ -172,214 +228,9 @@ func (a *Agents) server(slug string) *mcp.Server {
 	defer a.mu.Unlock()
 	s := a.srv[slug]
 	if s == nil {
-		s = &mcp.Server{Info: mcp.Implementation{Name: "patchbay/" + slug, Version: a.o.Version}, Tools: a, Sessions: true, Keeper: a}
+		s = &mcp.Server{Info: mcp.Implementation{Name: "patchbay/" + slug, Version: a.o.Version}, Handler: a, Capabilities: offers, Sessions: true, Keeper: a,
+			Name: a.o.Replica, Elsewhere: a.elsewhere}
 		a.srv[slug] = s
 	}
 	return s
-}
-
-// session finds or opens the bridge session of a request; done gives it back.
-func (a *Agents) session(r *http.Request) (s *bridge.Session, done func(), err error) {
-	c := r.Context().Value(callerKey{}).(caller)
-	k := liveKey{c.agent, c.who, r.Header.Get("Mcp-Session-Id")}
-	a.mu.Lock()
-	l := a.live[k]
-	if l == nil {
-		if err := a.room(c.who); err != nil {
-			a.mu.Unlock()
-			return nil, nil, err
-		}
-		l = &liveSession{}
-		a.live[k] = l
-	}
-	l.busy++
-	a.mu.Unlock()
-	done = func() {
-		a.mu.Lock()
-		l.busy--
-		l.used = a.o.Clock.Now()
-		a.mu.Unlock()
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.s == nil {
-		// Others of the same session wait for the one who opens it, so that the
-		// opening must not end with its request.
-		l.s, err = a.o.Bridge.Open(context.WithoutCancel(r.Context()), bridge.Opening{Agent: c.agent, Principal: c.who, Results: plane.Raw})
-	} else {
-		err = l.s.Renew(r.Context())
-	}
-	if err != nil {
-		done()
-		return nil, nil, err
-	}
-	return l.s, done, nil
-}
-
-// room holds the bound on sessions of one principal: the one that was idle for
-// longest has to go. The lock is held.
-func (a *Agents) room(who plane.Principal) error {
-	n := 0
-	var oldest liveKey
-	var found *liveSession
-	for k, l := range a.live {
-		if k.who != who {
-			continue
-		}
-		n++
-		if l.busy == 0 && (found == nil || l.used.Before(found.used)) {
-			oldest, found = k, l
-		}
-	}
-	if n < a.o.PerWho {
-		return nil
-	}
-	if found == nil {
-		e := plane.Errorf(plane.Limited, "You have %d sessions in use.", n).Over("ingress_sessions")
-		e.RetryAfter = time.Second
-		return e
-	}
-	delete(a.live, oldest)
-	go found.close()
-	return nil
-}
-
-// Session ids are <replica>.<random>.<expiry>.<mac>: whoever has the ring knows
-// them again, after a restart too, and for whom they were made.
-const (
-	sessionPurpose = "mcp session"
-	sessionLife    = 24 * time.Hour
-	maxEnded       = 10_000
-)
-
-// Begin makes a session id for the caller.
-func (a *Agents) Begin(r *http.Request) (string, error) {
-	c := r.Context().Value(callerKey{}).(caller)
-	var random [16]byte
-	rand.Read(random[:])
-	head := fmt.Sprintf("%s.%s.%d", a.o.Replica, base64.RawURLEncoding.EncodeToString(random[:]), a.o.Clock.Now().Add(sessionLife).Unix())
-	return head + "." + base64.RawURLEncoding.EncodeToString(a.o.MAC(sessionPurpose, bound(head, c))), nil
-}
-
-// bound is what a session's MAC covers: the id, and for whom it is.
-func bound(head string, c caller) []byte {
-	var b bytes.Buffer
-	for _, s := range []string{head, c.agent, string(c.who.Kind), c.who.ID, c.who.Team, c.who.Token} {
-		binary.Write(&b, binary.BigEndian, uint32(len(s))) // into memory
-		b.WriteString(s)
-	}
-	return b.Bytes()
-}
-
-// Known reports that a session id is the caller's, not over and not ended.
-func (a *Agents) Known(r *http.Request, id string) bool {
-	c := r.Context().Value(callerKey{}).(caller)
-	i := strings.LastIndexByte(id, '.')
-	if i < 0 || len(id) > 256 {
-		return false
-	}
-	head := id[:i]
-	mac, err := base64.RawURLEncoding.DecodeString(id[i+1:])
-	if err != nil || !a.o.Check(sessionPurpose, bound(head, c), mac) {
-		return false
-	}
-	var until int64
-	if _, err := fmt.Sscan(head[strings.LastIndexByte(head, '.')+1:], &until); err != nil || a.o.Clock.Now().Unix() > until {
-		return false
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	_, ended := a.ends[id]
-	return !ended
-}
-
-// End ends a session.
-func (a *Agents) End(r *http.Request, id string) {
-	c := r.Context().Value(callerKey{}).(caller)
-	k := liveKey{c.agent, c.who, id}
-	a.mu.Lock()
-	l := a.live[k]
-	delete(a.live, k)
-	if len(a.ends) < maxEnded {
-		a.ends[id] = a.o.Clock.Now().Add(sessionLife)
-	}
-	a.mu.Unlock()
-	if l != nil {
-		l.close()
-	}
-}
-
-// Tools lists what the agent may use, as the servers said it but for the name.
-func (a *Agents) Tools(_ context.Context, r *http.Request) ([]json.RawMessage, error) {
-	s, done, err := a.session(r)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	tools := s.Tools()
-	out := make([]json.RawMessage, 0, len(tools))
-	for _, t := range tools {
-		out = append(out, t.Renamed())
-	}
-	return out, nil
-}
-
-// CallTool takes a call down the road. What was refused or failed before the
-// server answered is a tool error: a model can read it.
-func (a *Agents) CallTool(ctx context.Context, in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
-	s, done, err := a.session(in.HTTP)
-	if err != nil {
-		return nil, rpcError(err)
-	}
-	defer done()
-	call := bridge.In{Alias: in.Name, Arguments: slices.Clone(in.Arguments)}
-	if in.Progress != nil {
-		call.Progress = func(params json.RawMessage) {
-			var p struct {
-				Progress, Total float64
-				Message         string
-			}
-			if json.Unmarshal(params, &p) == nil {
-				in.Progress(p.Progress, p.Total, p.Message)
-			}
-		}
-	}
-	if _, ok := s.Tool(in.Name); !ok {
-		return nil, &mcp.RPCError{Code: mcp.CodeInvalidParams, Message: "There is no tool of that name here."}
-	}
-	out, err := s.Call(ctx, call)
-	if err != nil {
-		return nil, rpcError(err)
-	}
-	if out.Raw != nil {
-		return out.Raw, nil
-	}
-	return failed(out), nil
-}
-
-// failed is a call without an answer of the server as a tool error, which names
-// the call where there is one.
-func failed(out *bridge.Out) json.RawMessage {
-	text := out.Text
-	if out.Next != "" {
-		text += " Next: " + out.Next
-	}
-	body := map[string]any{"content": []any{map[string]string{"type": "text", "text": text}}, "isError": true}
-	if out.Call != nil {
-		body["_meta"] = map[string]string{"patchbay/call": string(out.Call.ID), "patchbay/state": string(out.Call.State)}
-	}
-	b, _ := json.Marshal(body) // strings always marshal
-	return b
-}
-
-// rpcError is a refusal with the code that every surface gives.
-func rpcError(err error) *mcp.RPCError {
-	e := plane.Public(err)
-	data, _ := json.Marshal(struct { // strings and a number always marshal
-		Code       plane.Kind `json:"code"`
-		Next       string     `json:"next,omitempty"`
-		Limit      string     `json:"limit,omitempty"`
-		RetryAfter float64    `json:"retry_after,omitempty"`
-	}{e.Kind, e.Next, e.Limit, e.RetryAfter.Seconds()})
-	return &mcp.RPCError{Code: mcp.CodeInternal, Message: e.Message, Data: data}
 }

@@ -16,6 +16,13 @@ const (
 const (
 	methodNotFound = -32601
 	invalidParams  = -32602
+
+	// What a server says instead of beginning (2026-07-28, "errors"; 2025-11-25,
+	// URL elicitation).
+	headerMismatch     = -32020
+	missingCapability  = -32021
+	unsupportedVersion = -32022
+	elicitationNeeded  = -32042
 )
 
 // Judge is design D7 as one function. Everything that is not plainly proof or
@@ -30,12 +37,20 @@ func Judge(e plane.Ending) Verdict {
 		return NothingRan
 	case e.RPC && e.RPCCode == methodNotFound && e.Status < 500:
 		return NothingRan
-	case e.RPC && e.RPCCode == invalidParams && e.Status < 500:
+	case e.RPC && refusal(e.RPCCode) && e.Status < 500:
 		return Refused
 	case e.Status >= 400 && e.Status < 500:
 		return Refused
 	}
 	return Uncertain
+}
+
+func refusal(code int64) bool {
+	switch code {
+	case invalidParams, headerMismatch, missingCapability, unsupportedVersion, elicitationNeeded:
+		return true
+	}
+	return false
 }
 
 // Outcome is the state in which a call of that class ends, and why.
@@ -57,6 +72,7 @@ type Event string
 // Events of a call.
 const (
 	EvDispatch       Event = "dispatch"
+	EvAsk            Event = "ask"
 	EvSucceed        Event = "succeed"
 	EvFail           Event = "fail"
 	EvLoseTrack      Event = "lose_track"
@@ -80,8 +96,10 @@ func eventOf(to plane.CallState) Event {
 //	planned ──dispatch──> dispatched ──succeed──> succeeded
 //	   │                   │ │  └─────fail──────> failed
 //	   └──fail──> failed   │ └──lose_track──> unknown ──resolve_done──────> resolved_done
-//	                       └─dispatch (again,              └─resolve_not_done─> resolved_not_done
-//	                          on proof)
+//	                       ├─dispatch (again,              └─resolve_not_done─> resolved_not_done
+//	                       │  on proof)
+//	                       └─ask──> awaiting_input ──dispatch──> dispatched
+//	                                      └─lose_track──> unknown, a query ──fail──> failed
 //
 // It reports false for a step that does not exist.
 func Next(from plane.CallState, ev Event) (plane.CallState, bool) {
@@ -90,14 +108,18 @@ func Next(from plane.CallState, ev Event) (plane.CallState, bool) {
 		ev   Event
 	}
 	to, ok := map[step]plane.CallState{
-		{plane.CallPlanned, EvDispatch}:       plane.CallDispatched,
-		{plane.CallPlanned, EvFail}:           plane.CallFailed,
-		{plane.CallDispatched, EvDispatch}:    plane.CallDispatched,
-		{plane.CallDispatched, EvSucceed}:     plane.CallSucceeded,
-		{plane.CallDispatched, EvFail}:        plane.CallFailed,
-		{plane.CallDispatched, EvLoseTrack}:   plane.CallUnknown,
-		{plane.CallUnknown, EvResolveDone}:    plane.CallResolvedDone,
-		{plane.CallUnknown, EvResolveNotDone}: plane.CallResolvedNotDone,
+		{plane.CallPlanned, EvDispatch}:        plane.CallDispatched,
+		{plane.CallPlanned, EvFail}:            plane.CallFailed,
+		{plane.CallDispatched, EvDispatch}:     plane.CallDispatched,
+		{plane.CallDispatched, EvAsk}:          plane.CallAwaitingInput,
+		{plane.CallAwaitingInput, EvDispatch}:  plane.CallDispatched,
+		{plane.CallAwaitingInput, EvFail}:      plane.CallFailed,
+		{plane.CallAwaitingInput, EvLoseTrack}: plane.CallUnknown,
+		{plane.CallDispatched, EvSucceed}:      plane.CallSucceeded,
+		{plane.CallDispatched, EvFail}:         plane.CallFailed,
+		{plane.CallDispatched, EvLoseTrack}:    plane.CallUnknown,
+		{plane.CallUnknown, EvResolveDone}:     plane.CallResolvedDone,
+		{plane.CallUnknown, EvResolveNotDone}:  plane.CallResolvedNotDone,
 	}[step{from, ev}]
 	return to, ok
 }

@@ -35,7 +35,7 @@ type Calls interface {
 type Reader interface {
 	CallByID(ctx context.Context, id plane.CallID) (plane.Call, error)
 	CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, error)
-	StrandedCalls(ctx context.Context, before time.Time) ([]plane.Call, error)
+	StrandedCalls(ctx context.Context, dispatched, waiting time.Time) ([]plane.Call, error)
 }
 
 // Ledger writes the life of calls to the store.
@@ -63,6 +63,11 @@ func (l *Ledger) Plan(t plane.Tx, c *plane.Call) error {
 func (l *Ledger) Begin(ctx context.Context, c *plane.Call) error {
 	n := c.Attempts + 1
 	switch {
+	case c.State == plane.CallAwaitingInput:
+		if err := l.store.Write(ctx, func(t plane.Tx) error { return l.store.Dispatch(t, c, n) }); err != nil {
+			return err
+		}
+		c.Waited = true
 	case planned(c):
 		if err := l.store.Write(ctx, func(t plane.Tx) error { return l.store.Dispatch(t, c, n) }); err != nil {
 			return err
@@ -96,13 +101,36 @@ func (l *Ledger) Begin(ctx context.Context, c *plane.Call) error {
 // belongs to an own run.
 func planned(c *plane.Call) bool { return c.State == plane.CallPlanned || c.Fence > 0 }
 
+// recorded reports that the call has its row before it settles, when it has begun.
+func recorded(c *plane.Call) bool { return planned(c) || c.Waited || c.Class != plane.Query }
+
+// Wait records that the server wants input of the call's caller before it goes on.
+// The next attempt of the call brings it.
+func (l *Ledger) Wait(ctx context.Context, c *plane.Call) error {
+	row := *c
+	row.State = plane.CallAwaitingInput
+	err := l.store.Write(ctx, func(t plane.Tx) error {
+		if !recorded(c) {
+			return l.store.InsertCall(t, &row)
+		}
+		if err := l.store.MoveCall(t, &row, plane.CallDispatched); err != nil {
+			return err
+		}
+		return l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, Outcome: string(plane.CallAwaitingInput)})
+	})
+	if err == nil {
+		c.State, c.Waited = row.State, true
+	}
+	return err
+}
+
 // Again reports whether an attempt that ended so may be followed by another,
 // and closes the attempt's row if so.
 func (l *Ledger) Again(ctx context.Context, c *plane.Call, end plane.Ending) (bool, error) {
 	if Judge(end) != NothingRan || c.Attempts >= MaxAttempts || end.Fault == plane.FaultCancelled {
 		return false, nil
 	}
-	if c.Class == plane.Query && c.Fence == 0 {
+	if !recorded(c) {
 		return true, nil
 	}
 	return true, l.store.Write(ctx, func(t plane.Tx) error {
@@ -116,7 +144,7 @@ func (l *Ledger) Again(ctx context.Context, c *plane.Call, end plane.Ending) (bo
 func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, also func(plane.Tx) error) error {
 	from, attempted := c.State, c.Attempts
 	verdict := Judge(end)
-	inserted := planned(c) || from == plane.CallDispatched && c.Class != plane.Query
+	inserted := recorded(c) && from != ""
 	to, reason := Outcome(c.Class, end)
 	if _, ok := Next(from, eventOf(to)); !ok && from != "" {
 		return plane.Errorf(plane.Internal, "A call cannot go from %s to %s.", from, to)
@@ -157,10 +185,14 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 	return l.store.Write(ctx, write)
 }
 
+// InputLife is how long a call may wait for input in all.
+const InputLife = 30 * time.Minute
+
 // RecoverSessions makes unknown what sessions that are not runs left dispatched
-// before a time at which none of them can be under way any more.
+// before a time at which none of them can be under way any more, and effects that
+// have waited for input for longer than that and InputLife.
 func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
-	stranded, err := l.store.StrandedCalls(ctx, before)
+	stranded, err := l.store.StrandedCalls(ctx, before, before.Add(-InputLife))
 	if err != nil {
 		return err
 	}
@@ -169,6 +201,13 @@ func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
 		err := l.store.Write(ctx, func(t plane.Tx) error {
 			row := *c
 			row.State, row.Reason, row.DoneAt = plane.CallUnknown, stoppedDetail, t.Now()
+			if c.State == plane.CallAwaitingInput {
+				row.Reason = inputDetail
+				if c.Class == plane.Query {
+					row.State = plane.CallFailed
+				}
+				return ignoreConflict(l.store.MoveCall(t, &row, c.State)) // it may go on after all
+			}
 			if err := l.store.MoveCall(t, &row, plane.CallDispatched); err != nil {
 				return ignoreConflict(err) // it ended after all
 			}
@@ -214,6 +253,8 @@ func (l *Ledger) Recover(ctx context.Context, run plane.RunID) ([]plane.Call, er
 	}
 	return calls, nil
 }
+
+const inputDetail = "The server asked for input that never came; nobody knows what it had done by then."
 
 const stoppedDetail = "Patchbay stopped while the call was under way; nobody knows whether it took effect."
 

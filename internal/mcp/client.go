@@ -44,6 +44,9 @@ type Options struct {
 	Answer func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, *RPCError)
 	// ListChanged is told that the tool list changed. It must not block.
 	ListChanged func()
+	// Notified is told of every other notice that belongs to no call: lists, updated
+	// resources, log messages. It must not block.
+	Notified func(method string, params json.RawMessage)
 }
 
 // Client is one session with one server. Methods may run beside each other once
@@ -55,16 +58,24 @@ type Client struct {
 	version string
 	session string
 	meta    []byte // the modern era's _meta members, without the braces
-	nextID  atomic.Int64
-	jar     http.CookieJar
-	cookies atomic.Bool
-	prompt  atomic.Bool // the server ends a stream right after the answer
+	// The same without the capabilities, for calls that bring their own.
+	metaHead, metaTail []byte
+	nextID             atomic.Int64
+	jar                http.CookieJar
+	cookies            atomic.Bool
+	prompt             atomic.Bool // the server ends a stream right after the answer
 
 	Server       Implementation
 	Instructions string
-	listChanged  bool
+	hears        hears
 	hasResources bool
 	hasPrompts   bool
+	hasLogging   bool
+
+	levelMu sync.Mutex
+	level   string // of log messages, as a legacy server was told
+	subMu   sync.Mutex
+	subs    map[string]context.CancelFunc // streams about one resource each, in the modern era
 
 	replies    chan struct{} // answers to the server that are under way
 	listening  chan struct{}
@@ -97,7 +108,9 @@ func NewClient(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault(plane.FaultProtocol, "The client's own name cannot be written.", err)
 	}
-	c.meta = fmt.Appendf(nil, `%q:%q,%q:%s,%q:%s`, metaVersion, Version20260728, metaClientInfo, info, metaCapabilities, o.Capabilities)
+	c.metaHead = fmt.Appendf(nil, `%q:`, metaCapabilities)
+	c.metaTail = fmt.Appendf(nil, `,%q:%q,%q:%s`, metaVersion, Version20260728, metaClientInfo, info)
+	c.meta = slices.Concat(c.metaHead, o.Capabilities, c.metaTail)
 	return c, nil
 }
 
@@ -175,7 +188,7 @@ func speaksLegacy(versions []string) bool {
 func (c *Client) discover(ctx context.Context) error {
 	c.version = Version20260728
 	params := append(append([]byte(`{"_meta":{`), c.meta...), '}', '}')
-	m, err := c.do(ctx, exchange{method: methodDiscover, params: params, modern: true, first: c.o.Bounds.Header})
+	m, err := c.do(ctx, exchange{method: MethodDiscover, params: params, modern: true, first: c.o.Bounds.Header})
 	if err != nil {
 		return err
 	}
@@ -200,13 +213,26 @@ type handshake struct {
 	ServerInfo   Implementation `json:"serverInfo"`
 	Instructions string         `json:"instructions"`
 	Capabilities struct {
-		Tools struct {
-			ListChanged bool `json:"listChanged"`
-		} `json:"tools"`
-		Resources json.RawMessage `json:"resources"`
-		Prompts   json.RawMessage `json:"prompts"`
+		Tools     offered         `json:"tools"`
+		Resources *offered        `json:"resources"`
+		Prompts   *offered        `json:"prompts"`
+		Logging   json.RawMessage `json:"logging"`
 	} `json:"capabilities"`
 	Meta map[string]json.RawMessage `json:"_meta"`
+}
+
+// offered is one capability of a server.
+type offered struct {
+	ListChanged bool `json:"listChanged"`
+	Subscribe   bool `json:"subscribe"`
+}
+
+// hears is what a server says it tells of by itself.
+type hears struct {
+	Tools     bool `json:"toolsListChanged,omitempty"`
+	Prompts   bool `json:"promptsListChanged,omitempty"`
+	Resources bool `json:"resourcesListChanged,omitempty"`
+	updates   bool
 }
 
 const maxInstructions = 16 << 10
@@ -219,8 +245,15 @@ func (c *Client) adopt(h handshake) {
 	}
 	c.Server = Implementation{Name: cut(h.ServerInfo.Name, 128), Version: cut(h.ServerInfo.Version, 128)}
 	c.Instructions = cut(h.Instructions, maxInstructions)
-	c.listChanged = h.Capabilities.Tools.ListChanged
-	c.hasResources, c.hasPrompts = len(h.Capabilities.Resources) > 0, len(h.Capabilities.Prompts) > 0
+	caps := h.Capabilities
+	c.hasResources, c.hasPrompts, c.hasLogging = caps.Resources != nil, caps.Prompts != nil, len(caps.Logging) > 0
+	c.hears.Tools = caps.Tools.ListChanged
+	if caps.Prompts != nil {
+		c.hears.Prompts = caps.Prompts.ListChanged
+	}
+	if caps.Resources != nil {
+		c.hears.Resources, c.hears.updates = caps.Resources.ListChanged, caps.Resources.Subscribe
+	}
 }
 
 // cut shortens s to at most n bytes on a rune boundary.
@@ -252,7 +285,7 @@ func (c *Client) initialize(ctx context.Context) error {
 		return fault(plane.FaultProtocol, "The client's own name cannot be written.", err)
 	}
 	params = append(append(append(params, `,"clientInfo":`...), info...), '}')
-	m, err := c.do(ctx, exchange{method: methodInitialize, params: params, first: c.o.Bounds.Header, opening: true})
+	m, err := c.do(ctx, exchange{method: MethodInitialize, params: params, first: c.o.Bounds.Header, opening: true})
 	if err != nil {
 		return err
 	}
@@ -268,7 +301,7 @@ func (c *Client) initialize(ctx context.Context) error {
 	}
 	c.version = res.ProtocolVersion
 	c.adopt(res.handshake)
-	_, err = c.do(ctx, exchange{method: methodInitialized, notification: true, first: c.o.Bounds.Header})
+	_, err = c.do(ctx, exchange{method: MethodInitialized, notification: true, first: c.o.Bounds.Header})
 	return err
 }
 
@@ -276,10 +309,11 @@ func (c *Client) initialize(ctx context.Context) error {
 // changed and, where Options.Answer serves them, ask something. It returns at
 // once; a server without such a stream is fine.
 func (c *Client) Listen() {
-	if (!c.listChanged || c.o.ListChanged == nil) && c.o.Answer == nil {
+	h := c.hears
+	if !h.Tools && (c.o.Notified == nil || !h.Prompts && !h.Resources && !(c.era == EraLegacy && h.updates)) && c.o.Answer == nil {
 		return
 	}
-	c.workers.Go(func() { c.listen(c.life) })
+	c.workers.Go(func() { c.listen(c.life, h, nil) })
 }
 
 // Listening is closed once the first stream of Listen is open, or refused.

@@ -52,10 +52,10 @@ func (s script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch fn := s[m.Method]; {
 	case fn != nil:
 		fn(w, r, string(m.ID))
-	case m.Method == methodInitialize:
+	case m.Method == MethodInitialize:
 		w.Header().Set(headerSession, "s1")
 		answer(w, string(m.ID), `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
-	case m.Method == methodInitialized, m.Method == methodCancelled:
+	case m.Method == MethodInitialized, m.Method == MethodCancelled:
 		w.WriteHeader(http.StatusAccepted)
 	case m.Method == "":
 		w.WriteHeader(http.StatusAccepted)
@@ -95,14 +95,14 @@ func TestInitializesOnceAndKeepsTheSession(t *testing.T) {
 	var mu sync.Mutex
 	note := func(r *http.Request) { mu.Lock(); seen = append(seen, r.Header.Clone()); mu.Unlock() }
 	c := opened(t, script{
-		methodInitialized: func(w http.ResponseWriter, r *http.Request, _ string) { note(r); w.WriteHeader(202) },
-		methodToolsCall:   func(w http.ResponseWriter, r *http.Request, id string) { note(r); answer(w, id, okText) },
+		MethodInitialized: func(w http.ResponseWriter, r *http.Request, _ string) { note(r); w.WriteHeader(202) },
+		MethodToolsCall:   func(w http.ResponseWriter, r *http.Request, id string) { note(r); answer(w, id, okText) },
 		http.MethodDelete: func(w http.ResponseWriter, r *http.Request, _ string) { note(r) },
 	}, nil)
 	if c.Era() != EraLegacy || c.Version() != Version20251125 || c.Shareable() {
 		t.Fatalf("era %v, version %s", c.Era(), c.Version())
 	}
-	if _, err := c.CallTool(t.Context(), Call{Name: "x"}); err != nil {
+	if _, err := c.Call(t.Context(), Call{Name: "x"}); err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
@@ -183,8 +183,8 @@ func TestHowACallEnds(t *testing.T) {
 		{"a stream that ends", raw(200, ev, ": nothing\n\n"), plane.Ending{Fault: plane.FaultTransport}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client := opened(t, script{methodToolsCall: c.serve}, nil)
-			reply, err := client.CallTool(t.Context(), Call{Name: "x", Arguments: json.RawMessage(`{}`)})
+			client := opened(t, script{MethodToolsCall: c.serve}, nil)
+			reply, err := client.Call(t.Context(), Call{Name: "x", Arguments: json.RawMessage(`{}`)})
 			got := plane.Ending{Answered: err == nil, IsError: reply.IsError}
 			if err != nil {
 				got = AsError(err).Ending
@@ -202,8 +202,8 @@ func TestHowACallEnds(t *testing.T) {
 
 func TestResultKeepsItsBytes(t *testing.T) {
 	const result = `{ "content":[{"type":"text","text":"a\u00e9\ud83d\ude00"}],  "structuredContent":{"n":12345678901234567890,"z":1,"a":1.50},"unknown":{"x":[ ]}}`
-	c := opened(t, script{methodToolsCall: func(w http.ResponseWriter, _ *http.Request, id string) { answer(w, id, result) }}, nil)
-	r, err := c.CallTool(t.Context(), Call{Name: "x"})
+	c := opened(t, script{MethodToolsCall: func(w http.ResponseWriter, _ *http.Request, id string) { answer(w, id, result) }}, nil)
+	r, err := c.Call(t.Context(), Call{Name: "x"})
 	if err != nil || string(r.Result) != result {
 		t.Fatalf("%s\n%v", r.Result, err)
 	}
@@ -218,14 +218,14 @@ func TestCallSendsOurEnvelope(t *testing.T) {
 			body = b
 		}
 		r.Body = io.NopCloser(bytes.NewReader(b))
-		script{methodToolsCall: func(w http.ResponseWriter, _ *http.Request, id string) { answer(w, id, okText) }}.ServeHTTP(w, r)
+		script{MethodToolsCall: func(w http.ResponseWriter, _ *http.Request, id string) { answer(w, id, okText) }}.ServeHTTP(w, r)
 	}))
 	defer srv.Close()
 	c := newTestClient(t, srv.URL, func(o *Options) { o.Era = EraLegacy })
 	if err := c.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.CallTool(t.Context(), Call{Name: `we"ird`, Arguments: json.RawMessage(`{"n":9007199254740993, "b":1}`)}); err != nil {
+	if _, err := c.Call(t.Context(), Call{Name: `we"ird`, Arguments: json.RawMessage(`{"n":9007199254740993, "b":1}`)}); err != nil {
 		t.Fatal(err)
 	}
 	want := `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"_meta":{"progressToken":2},"name":"we\"ird","arguments":{"n":9007199254740993, "b":1}}}`
@@ -247,10 +247,10 @@ func TestTimesOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var cancelled atomic.Bool
-			c := opened(t, script{methodToolsCall: serve,
-				methodCancelled: func(w http.ResponseWriter, _ *http.Request, _ string) { cancelled.Store(true); w.WriteHeader(202) }},
+			c := opened(t, script{MethodToolsCall: serve,
+				MethodCancelled: func(w http.ResponseWriter, _ *http.Request, _ string) { cancelled.Store(true); w.WriteHeader(202) }},
 				func(o *Options) { o.Bounds.Idle = 150 * time.Millisecond })
-			_, err := c.CallTool(t.Context(), Call{Name: "x"})
+			_, err := c.Call(t.Context(), Call{Name: "x"})
 			if e := AsError(err); err == nil || e.Ending.Fault != plane.FaultTimeout || e.Ending.NothingSent || e.Error() != "The server did not answer in time." {
 				t.Fatalf("%v %+v", err, AsError(err).Ending)
 			}
@@ -264,7 +264,7 @@ func TestTimesOut(t *testing.T) {
 
 // Progress keeps a long call alive past the idle bound.
 func TestProgressResetsTheIdleTimer(t *testing.T) {
-	c := opened(t, script{methodToolsCall: func(w http.ResponseWriter, _ *http.Request, id string) {
+	c := opened(t, script{MethodToolsCall: func(w http.ResponseWriter, _ *http.Request, id string) {
 		for range 5 {
 			sse(w, `data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":2,"progress":1}}`+"\n\n")
 			time.Sleep(250 * time.Millisecond)
@@ -272,7 +272,7 @@ func TestProgressResetsTheIdleTimer(t *testing.T) {
 		sse(w, `data: {"jsonrpc":"2.0","id":`+id+`,"result":`+okText+"}\n\n")
 	}}, func(o *Options) { o.Bounds.Idle = time.Second })
 	var progress atomic.Int32
-	if _, err := c.CallTool(t.Context(), Call{Name: "x", Progress: func(json.RawMessage) { progress.Add(1) }}); err != nil {
+	if _, err := c.Call(t.Context(), Call{Name: "x", Progress: func(json.RawMessage) { progress.Add(1) }}); err != nil {
 		t.Fatal(err)
 	}
 	if progress.Load() != 5 {
@@ -282,10 +282,10 @@ func TestProgressResetsTheIdleTimer(t *testing.T) {
 
 func TestCancellationIsUncertain(t *testing.T) {
 	arrived := make(chan struct{})
-	c := opened(t, script{methodToolsCall: func(w http.ResponseWriter, r *http.Request, _ string) { close(arrived); <-r.Context().Done() }}, nil)
+	c := opened(t, script{MethodToolsCall: func(w http.ResponseWriter, r *http.Request, _ string) { close(arrived); <-r.Context().Done() }}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-arrived; cancel() }()
-	_, err := c.CallTool(ctx, Call{Name: "x"})
+	_, err := c.Call(ctx, Call{Name: "x"})
 	if e := AsError(err).Ending; e.Fault != plane.FaultCancelled || e.NothingSent {
 		t.Fatalf("%+v", e)
 	}
@@ -299,7 +299,7 @@ func TestCutStreamIsResumed(t *testing.T) {
 	var waited time.Duration
 	cut := time.Now()
 	c := opened(t, script{
-		methodToolsCall: func(w http.ResponseWriter, _ *http.Request, i string) {
+		MethodToolsCall: func(w http.ResponseWriter, _ *http.Request, i string) {
 			posts.Add(1)
 			id.Store(i)
 			sse(w, "id: 7\nretry: 80\ndata:\n\n")
@@ -317,7 +317,7 @@ func TestCutStreamIsResumed(t *testing.T) {
 			sse(w, "id: 9\ndata: {\"jsonrpc\":\"2.0\",\"id\":"+id.Load().(string)+",\"result\":"+okText+"}\n\n")
 		},
 	}, nil)
-	if _, err := c.CallTool(t.Context(), Call{Name: "x"}); err != nil {
+	if _, err := c.Call(t.Context(), Call{Name: "x"}); err != nil {
 		t.Fatal(err)
 	}
 	if posts.Load() != 1 || gets.Load() != 2 || waited < 75*time.Millisecond {
@@ -338,7 +338,7 @@ func TestServerRequestsAreAnswered(t *testing.T) {
 		case m.Method == "" && r.Method == http.MethodPost:
 			answers <- string(b)
 			w.WriteHeader(202)
-		case m.Method == methodToolsCall:
+		case m.Method == MethodToolsCall:
 			sse(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"p1\",\"method\":\"ping\"}\n\n", "data: {\"jsonrpc\":\"2.0\",\"id\":5,\"method\":\"sampling/createMessage\",\"params\":{}}\n\n")
 			for range 2 {
 				a := <-answers
@@ -357,7 +357,7 @@ func TestServerRequestsAreAnswered(t *testing.T) {
 	if err := c.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.CallTool(t.Context(), Call{Name: "x"}); err != nil {
+	if _, err := c.Call(t.Context(), Call{Name: "x"}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -31,20 +31,36 @@ const (
 // SupportedVersions are the versions this package speaks, newest first.
 var SupportedVersions = []string{Version20260728, Version20251125, Version20250618}
 
-// Methods used here.
+// Methods.
 const (
-	methodInitialize    = "initialize"
-	methodInitialized   = "notifications/initialized"
-	methodDiscover      = "server/discover"
-	methodListen        = "subscriptions/listen"
-	methodPing          = "ping"
-	methodToolsList     = "tools/list"
-	methodToolsCall     = "tools/call"
-	methodResourcesList = "resources/list"
-	methodPromptsList   = "prompts/list"
-	methodCancelled     = "notifications/cancelled"
-	methodProgress      = "notifications/progress"
-	methodListChanged   = "notifications/tools/list_changed"
+	MethodInitialize    = "initialize"
+	MethodInitialized   = "notifications/initialized"
+	MethodDiscover      = "server/discover"
+	MethodListen        = "subscriptions/listen"
+	MethodPing          = "ping"
+	MethodToolsList     = "tools/list"
+	MethodToolsCall     = "tools/call"
+	MethodResourcesList = "resources/list"
+	MethodTemplatesList = "resources/templates/list"
+	MethodResourcesRead = "resources/read"
+	MethodSubscribe     = "resources/subscribe"
+	MethodUnsubscribe   = "resources/unsubscribe"
+	MethodPromptsList   = "prompts/list"
+	MethodPromptsGet    = "prompts/get"
+	MethodComplete      = "completion/complete"
+	MethodSetLevel      = "logging/setLevel"
+	MethodElicit        = "elicitation/create"
+	MethodSample        = "sampling/createMessage"
+	MethodRoots         = "roots/list"
+
+	MethodCancelled        = "notifications/cancelled"
+	MethodProgress         = "notifications/progress"
+	MethodLog              = "notifications/message"
+	MethodListChanged      = "notifications/tools/list_changed"
+	MethodPromptsChanged   = "notifications/prompts/list_changed"
+	MethodResourcesChanged = "notifications/resources/list_changed"
+	MethodUpdated          = "notifications/resources/updated"
+	MethodAcknowledged     = "notifications/subscriptions/acknowledged"
 )
 
 // JSON-RPC error codes.
@@ -57,6 +73,8 @@ const (
 	CodeHeaderMismatch     = -32020
 	CodeMissingCapability  = -32021
 	CodeUnsupportedVersion = -32022
+	CodeElicitationNeeded  = -32042
+	CodeResourceNotFound   = -32002 // 2025; in 2026-07-28 it is CodeInvalidParams
 )
 
 const (
@@ -71,6 +89,7 @@ const (
 	metaServerInfo   = "io.modelcontextprotocol/serverInfo"
 	metaCapabilities = "io.modelcontextprotocol/clientCapabilities"
 	metaSubscription = "io.modelcontextprotocol/subscriptionId"
+	metaLogLevel     = "io.modelcontextprotocol/logLevel"
 )
 
 // Implementation names a program.

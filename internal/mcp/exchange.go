@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"patchbay/internal/plane"
@@ -26,7 +27,10 @@ type exchange struct {
 	opening      bool // initialize: the answer's header assigns the session
 	notification bool
 	first        time.Duration // until the response header
+	answers      bool          // a call, for which the server may say and ask things
 	progress     func(params json.RawMessage)
+	log          func(params json.RawMessage)
+	ask          func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, *RPCError)
 }
 
 var (
@@ -41,8 +45,11 @@ type watch struct {
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 	detach func() bool
-	end    time.Time
 	idle   time.Duration
+
+	mu     sync.Mutex
+	end    time.Time
+	asking int // questions that are open
 }
 
 // newWatch derives a context that ends with parent until release is called;
@@ -57,14 +64,43 @@ func newWatch(parent context.Context, first, idle, total time.Duration) *watch {
 }
 
 func (w *watch) expire() {
-	if time.Now().Before(w.end) {
+	w.mu.Lock()
+	end := w.end
+	w.mu.Unlock()
+	if time.Now().Before(end) {
 		w.cancel(errIdle)
 	} else {
 		w.cancel(errTotal)
 	}
 }
 
-func (w *watch) progress() { w.timer.Reset(min(w.idle, time.Until(w.end))) }
+func (w *watch) progress() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.asking == 0 {
+		w.timer.Reset(min(w.idle, time.Until(w.end)))
+	}
+}
+
+// ask stops the clock while somebody is asked on the server's behalf: waiting for a
+// person is not counted.
+func (w *watch) ask() (answered func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asking++
+	began := time.Now()
+	w.timer.Reset(askedMost)
+	return func() {
+		w.mu.Lock()
+		w.asking--
+		w.end = w.end.Add(time.Since(began))
+		w.mu.Unlock()
+		w.progress()
+	}
+}
+
+// askedMost is how long a question may stay open.
+const askedMost = time.Hour
 
 // pause waits d without counting it as silence.
 func (w *watch) pause(d time.Duration) error {
@@ -133,7 +169,7 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 		}
 	}()
 	params := ex.params
-	if ex.progress != nil || ex.method == methodToolsCall {
+	if ex.answers {
 		params = withProgress(params, id)
 	}
 	req, err := c.request(w.ctx, http.MethodPost, appendRequest(make([]byte, 0, len(params)+96), id, ex.method, params))
@@ -257,7 +293,7 @@ func (c *Client) tellCancelled(ctx context.Context, id int64, ex *exchange, e *E
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(c.o.Bounds.Header, 5*time.Second))
 		defer cancel()
 		params := append(strconv.AppendInt([]byte(`{"requestId":`), id, 10), '}')
-		c.do(ctx, exchange{method: methodCancelled, params: params, notification: true, first: c.o.Bounds.Header})
+		c.do(ctx, exchange{method: MethodCancelled, params: params, notification: true, first: c.o.Bounds.Header})
 	})
 }
 

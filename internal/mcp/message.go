@@ -29,6 +29,7 @@ type Message struct {
 	// Of a result that is an object, read in the same pass.
 	isError    bool
 	needsInput bool
+	typed      bool
 
 	spelled bool // a string holds \u or \/ escapes
 }
@@ -69,7 +70,7 @@ func ReadMessage(b []byte, r Reading) (Message, error) {
 				m.isError = string(v) == "true"
 			case "resultType":
 				s, _ := String(v)
-				m.needsInput = s == "input_required"
+				m.needsInput, m.typed = s == "input_required", true
 			}
 			return nil
 		}

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -106,28 +107,24 @@ func (c *Client) readStream(w *watch, s *sseReader, id int64, ex *exchange, last
 			}
 			continue // of another request; it means nothing here
 		}
-		c.incoming(w.ctx, &m, ex)
+		c.incoming(w, &m, ex)
 	}
 }
 
-// incoming handles a request or a notification of the server.
-func (c *Client) incoming(ctx context.Context, m *Message, ex *exchange) {
+// incoming handles a request or a notification of the server; ex is the call on
+// whose stream it came, or nil.
+func (c *Client) incoming(w *watch, m *Message, ex *exchange) {
 	if !m.HasID() {
-		switch m.Method {
-		case methodProgress:
-			if ex != nil && ex.progress != nil {
-				ex.progress(json.RawMessage(append([]byte(nil), m.Params...)))
-			}
-		case methodListChanged:
-			if c.o.ListChanged != nil {
-				c.o.ListChanged()
-			}
-		}
+		c.notified(m, ex)
 		return
 	}
-	method, params := m.Method, append(json.RawMessage(nil), m.Params...)
-	id := append(json.RawMessage(nil), m.ID...)
-	ctx = context.WithoutCancel(ctx)
+	method, params := m.Method, bytes.Clone(m.Params)
+	id := bytes.Clone(m.ID)
+	if ex != nil && ex.ask != nil && method != MethodPing {
+		c.relay(w, id, method, params, ex.ask)
+		return
+	}
+	ctx := context.WithoutCancel(w.ctx)
 	select {
 	case c.replies <- struct{}{}:
 	default:
@@ -141,16 +138,57 @@ func (c *Client) incoming(ctx context.Context, m *Message, ex *exchange) {
 	})
 }
 
+// notified hands on a notice of the server.
+func (c *Client) notified(m *Message, ex *exchange) {
+	switch {
+	case m.Method == MethodProgress:
+		if ex != nil && ex.progress != nil {
+			ex.progress(bytes.Clone(m.Params))
+		}
+	case m.Method == MethodLog && ex != nil && ex.log != nil:
+		ex.log(bytes.Clone(m.Params))
+	case m.Method == MethodListChanged:
+		if c.o.ListChanged != nil {
+			c.o.ListChanged()
+		}
+	case c.o.Notified != nil:
+		c.o.Notified(m.Method, bytes.Clone(m.Params))
+	}
+}
+
+// relay hands a question of the server to whoever made the call, and its answer
+// back. The call's clock stands still meanwhile.
+func (c *Client) relay(w *watch, id json.RawMessage, method string, params json.RawMessage, ask func(context.Context, string, json.RawMessage) (json.RawMessage, *RPCError)) {
+	select {
+	case c.replies <- struct{}{}:
+	default:
+		return
+	}
+	answered := w.ask()
+	c.workers.Go(func() {
+		defer func() { <-c.replies }()
+		result, rpcErr := ask(w.ctx, method, params)
+		answered()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), c.o.Bounds.Header)
+		defer cancel()
+		c.sendReply(ctx, id, result, rpcErr)
+	})
+}
+
 // reply answers a request of the server on a POST of its own.
 func (c *Client) reply(ctx context.Context, id json.RawMessage, method string, params json.RawMessage) {
 	result, rpcErr := json.RawMessage(`{}`), (*RPCError)(nil)
 	switch {
-	case method == methodPing:
+	case method == MethodPing:
 	case c.o.Answer == nil:
 		rpcErr = &RPCError{Code: CodeMethodNotFound, Message: "This client offers no such capability."}
 	default:
 		result, rpcErr = c.o.Answer(ctx, method, params)
 	}
+	c.sendReply(ctx, id, result, rpcErr)
+}
+
+func (c *Client) sendReply(ctx context.Context, id, result json.RawMessage, rpcErr *RPCError) {
 	body := append(append([]byte(`{"jsonrpc":"2.0","id":`), id...), ',')
 	if rpcErr != nil {
 		b, err := json.Marshal(rpcErr)
@@ -190,12 +228,14 @@ const (
 	listenWorthy = 30 * time.Second
 )
 
-func (c *Client) listen(ctx context.Context) {
+// listen hears of what the server tells by itself, or, of a modern one, of changes
+// of resources.
+func (c *Client) listen(ctx context.Context, h hears, uris []string) {
 	wait := listenFirst
 	var lastID string
 	for ctx.Err() == nil {
 		began := time.Now()
-		useful, again := c.holdStream(ctx, &lastID)
+		useful, again := c.holdStream(ctx, h, uris, &lastID)
 		if !again {
 			return
 		}
@@ -212,12 +252,12 @@ func (c *Client) listen(ctx context.Context) {
 }
 
 // holdStream holds one stream. again is false where the server offers none.
-func (c *Client) holdStream(ctx context.Context, lastID *string) (useful, again bool) {
+func (c *Client) holdStream(ctx context.Context, h hears, uris []string, lastID *string) (useful, again bool) {
 	lctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	header := time.AfterFunc(c.o.Bounds.Header, cancel)
 	defer header.Stop()
-	resp, err := c.openListener(lctx, *lastID)
+	resp, err := c.openListener(lctx, h, uris, *lastID)
 	c.listenOnce.Do(func() { close(c.listening) })
 	if err != nil {
 		return false, ctx.Err() == nil
@@ -249,21 +289,29 @@ func (c *Client) holdStream(ctx context.Context, lastID *string) (useful, again 
 		}
 		useful = true
 		if !m.IsAnswer() {
-			c.incoming(lctx, &m, nil)
+			c.incoming(&watch{ctx: lctx}, &m, nil)
 		}
 	}
 }
 
-func (c *Client) openListener(ctx context.Context, lastID string) (*http.Response, error) {
+func (c *Client) openListener(ctx context.Context, h hears, uris []string, lastID string) (*http.Response, error) {
 	if c.era == EraLegacy {
 		return c.get(ctx, lastID)
 	}
-	params := append(append([]byte(`{"_meta":{`), c.meta...), `},"notifications":{"toolsListChanged":true}}`...)
-	body := appendRequest(nil, c.nextID.Add(1), methodListen, params)
+	params := append(append([]byte(`{"_meta":{`), c.meta...), `},"notifications":`...)
+	what, err := json.Marshal(struct {
+		hears
+		URIs []string `json:"resourceSubscriptions,omitempty"`
+	}{h, uris})
+	if err != nil {
+		return nil, err
+	}
+	params = append(append(params, what...), '}')
+	body := appendRequest(nil, c.nextID.Add(1), MethodListen, params)
 	req, err := c.request(ctx, http.MethodPost, body)
 	if err != nil {
 		return nil, err
 	}
-	c.mirror(req, &exchange{method: methodListen, modern: true})
+	c.mirror(req, &exchange{method: MethodListen, modern: true})
 	return c.o.Transport.RoundTrip(req)
 }

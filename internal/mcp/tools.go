@@ -23,13 +23,13 @@ type Listing struct {
 // ListTools follows the pages to the caps. A repeated cursor ends the listing;
 // the page it led to is not added twice.
 func (c *Client) ListTools(ctx context.Context) (Listing, error) {
-	return c.list(ctx, methodToolsList, "tools")
+	return c.list(ctx, MethodToolsList, "tools")
 }
 
 // Extras are what a server lists beside its tools.
 type Extras struct {
-	Resources, Prompts []json.RawMessage
-	Notes              []string
+	Resources, Templates, Prompts []json.RawMessage
+	Notes                         []string
 }
 
 // ListExtras lists resources and prompts where the server says that it has any. A
@@ -40,7 +40,8 @@ func (c *Client) ListExtras(ctx context.Context) (Extras, error) {
 		has          bool
 		method, what string
 		into         *[]json.RawMessage
-	}{{c.hasResources, methodResourcesList, "resources", &out.Resources}, {c.hasPrompts, methodPromptsList, "prompts", &out.Prompts}} {
+	}{{c.hasResources, MethodResourcesList, "resources", &out.Resources}, {c.hasResources, MethodTemplatesList, "resourceTemplates", &out.Templates},
+		{c.hasPrompts, MethodPromptsList, "prompts", &out.Prompts}} {
 		if !k.has {
 			continue
 		}
@@ -49,7 +50,9 @@ func (c *Client) ListExtras(ctx context.Context) (Extras, error) {
 			if ctx.Err() != nil {
 				return out, err
 			}
-			out.Notes = append(out.Notes, "The server did not list its "+k.what+".")
+			if e := AsError(err).Ending; k.method != MethodTemplatesList || !e.RPC || e.RPCCode != CodeMethodNotFound { // many have none
+				out.Notes = append(out.Notes, "The server did not list its "+k.what+".")
+			}
 			continue
 		}
 		*k.into, out.Notes = l.Tools, append(out.Notes, l.Notes...)
@@ -126,15 +129,25 @@ func (c *Client) listPage(ctx context.Context, l *Listing, method, what, cursor 
 	return next, more, nil
 }
 
-// Call is one tools/call. Arguments are spliced as they are: they must be one
-// JSON object that Check accepts.
+// Call is one request that a server serves for a caller. Arguments are spliced as
+// they are: they must be one JSON object that Check accepts.
 type Call struct {
-	Name      string
+	Method    string // tools/call when empty
+	Name      string // of a tool or prompt, or a resource's URI
 	Arguments json.RawMessage
 	Headers   []plane.ParamHeader // arguments mirrored into headers
 	Trace     string              // W3C traceparent; empty for none
 	Extra     json.RawMessage     // further members of params, without braces
-	Progress  func(params json.RawMessage)
+	LogLevel  string              // of the log messages that are wanted meanwhile
+
+	// Capabilities are what the server may ask in the modern era; nil for what
+	// Options say.
+	Capabilities json.RawMessage
+
+	// What comes ahead of the answer. Nil for nobody.
+	Progress func(params json.RawMessage)
+	Log      func(params json.RawMessage)
+	Ask      func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, *RPCError)
 }
 
 // Reply is what the server answered to a call, with its own bytes.
@@ -142,37 +155,22 @@ type Reply struct {
 	Result     json.RawMessage
 	IsError    bool
 	NeedsInput bool // 2026-07-28: resultType input_required
+	Typed      bool // it says its resultType
 	Spelled    bool // strings hold escapes that may stand for plain characters
 }
 
-// CallTool sends one call, once. A failure is an *Error whose Ending says what
-// is known of the call.
-func (c *Client) CallTool(ctx context.Context, call Call) (Reply, error) {
+// Call sends one call, once. A failure is an *Error whose Ending says what is
+// known of the call.
+func (c *Client) Call(ctx context.Context, call Call) (Reply, error) {
 	modern := c.era == EraModern
-	size := len(call.Name) + len(call.Arguments) + len(call.Extra) + len(c.meta) + 160
-	params := append(make([]byte, 0, size), `{"_meta":{`...)
-	if modern {
-		params = append(params, c.meta...)
+	if call.Method == "" {
+		call.Method = MethodToolsCall
 	}
-	if call.Trace != "" {
-		if modern {
-			params = append(params, ',')
-		}
-		params = appendString(append(params, `"traceparent":`...), call.Trace)
+	if !modern && call.LogLevel != "" {
+		c.wantLevel(ctx, call.LogLevel)
 	}
-	params = append(params, `},"name":`...)
-	params = appendString(params, call.Name)
-	if len(call.Arguments) > 0 {
-		params = append(append(params, `,"arguments":`...), call.Arguments...)
-	}
-	if len(call.Extra) > 0 {
-		params = append(append(params, ','), call.Extra...)
-	}
-	params = append(params, '}')
-	if !modern && call.Trace == "" {
-		params = append([]byte{'{'}, params[len(`{"_meta":{},`):]...)
-	}
-	ex := exchange{method: methodToolsCall, params: params, name: call.Name, modern: modern, first: c.o.Bounds.Idle, progress: call.Progress}
+	ex := exchange{method: call.Method, params: c.callParams(&call), name: call.Name, modern: modern, first: c.o.Bounds.Idle, answers: true,
+		progress: call.Progress, log: call.Log, ask: call.Ask}
 	if modern && len(call.Headers) > 0 {
 		ex.extra = paramHeaders(call.Arguments, call.Headers)
 	}
@@ -180,7 +178,70 @@ func (c *Client) CallTool(ctx context.Context, call Call) (Reply, error) {
 	if err != nil {
 		return Reply{}, err
 	}
-	return Reply{Result: m.Result, IsError: m.isError, NeedsInput: m.needsInput, Spelled: m.spelled}, nil
+	return Reply{Result: m.Result, IsError: m.isError, NeedsInput: m.needsInput, Typed: m.typed, Spelled: m.spelled}, nil
+}
+
+// callParams writes the params of a call; _meta, where there is one, stands first.
+func (c *Client) callParams(call *Call) []byte {
+	modern := c.era == EraModern
+	size := len(call.Name) + len(call.Arguments) + len(call.Extra) + len(c.meta) + len(call.Capabilities) + 160
+	out := append(make([]byte, 0, size), '{')
+	open := len(out)
+	comma := func() {
+		if len(out) > open {
+			out = append(out, ',')
+		}
+	}
+	if modern || call.Trace != "" {
+		out = append(out, `"_meta":{`...)
+		open = len(out)
+		switch {
+		case modern && call.Capabilities != nil:
+			out = append(append(append(out, c.metaHead...), call.Capabilities...), c.metaTail...)
+		case modern:
+			out = append(out, c.meta...)
+		}
+		if modern && call.LogLevel != "" {
+			out = append(out, `,"`+metaLogLevel+`":`...)
+			out = appendString(out, call.LogLevel)
+		}
+		if call.Trace != "" {
+			comma()
+			out = appendString(append(out, `"traceparent":`...), call.Trace)
+		}
+		out = append(out, '}')
+		open = 1
+	}
+	if call.Name != "" {
+		comma()
+		key := `"name":`
+		if call.Method != MethodToolsCall && call.Method != MethodPromptsGet {
+			key = `"uri":`
+		}
+		out = appendString(append(out, key...), call.Name)
+	}
+	if len(call.Arguments) > 0 {
+		comma()
+		out = append(append(out, `"arguments":`...), call.Arguments...)
+	}
+	if len(call.Extra) > 0 {
+		comma()
+		out = append(out, call.Extra...)
+	}
+	return append(out, '}')
+}
+
+// wantLevel asks a legacy server for log messages, once for each level.
+func (c *Client) wantLevel(ctx context.Context, level string) {
+	c.levelMu.Lock()
+	defer c.levelMu.Unlock()
+	if !c.hasLogging || c.level == level {
+		return
+	}
+	params := appendString([]byte(`{"level":`), level)
+	if _, err := c.Request(ctx, MethodSetLevel, "", append(params, '}')); err == nil || AsError(err).Ending.RPC {
+		c.level = level // a server that refuses is not asked again
+	}
 }
 
 // topMembers visits the members of an object that was checked already.

@@ -12,6 +12,7 @@ type CallState string
 const (
 	CallPlanned         CallState = "planned"
 	CallDispatched      CallState = "dispatched"
+	CallAwaitingInput   CallState = "awaiting_input" // the server asked its caller for something first
 	CallSucceeded       CallState = "succeeded"
 	CallFailed          CallState = "failed"
 	CallUnknown         CallState = "unknown"
@@ -20,7 +21,9 @@ const (
 )
 
 // Final reports that nothing but a person's resolution changes the state.
-func (s CallState) Final() bool { return s != CallPlanned && s != CallDispatched }
+func (s CallState) Final() bool {
+	return s != CallPlanned && s != CallDispatched && s != CallAwaitingInput
+}
 
 // Call is one tool call: a row in the ledger, with attempts under it.
 type Call struct {
@@ -47,6 +50,7 @@ type Call struct {
 	Fence       int64  // of the run, when it was planned
 	ResolvedBy  string
 	Note        string
+	Waited      bool // it asked for input once: its row is there whatever its class; not stored
 }
 
 // Attempt is one time the bytes of a call went out, or were about to.

@@ -63,7 +63,39 @@ type Agent struct {
 	MCP         bool     // D17: off makes its model requests free of every trace of MCP
 	Description string
 	Operators   []string // who may write its scope: a verified email, or iss|sub
+
+	// What clients from elsewhere get of it.
+	Results Results   // empty for raw
+	Names   Names     // empty for prefixed
+	Search  SearchUse // empty for auto
 }
+
+// Names says under which names an agent's clients see tools.
+type Names string
+
+// Prefixed names say the server; a bare one is the tool's own where it is free.
+const (
+	Prefixed Names = "prefixed"
+	Bare     Names = "bare"
+)
+
+// BareName is a name that a tool keeps for an agent's clients.
+type BareName struct {
+	Name       string
+	Connection ConnectionID
+	Tool       string
+}
+
+// SearchUse says when an agent is offered a search over its tools instead of the
+// tools.
+type SearchUse string
+
+// Auto is above the limit on offered tools.
+const (
+	SearchAuto SearchUse = "auto"
+	SearchOn   SearchUse = "on"
+	SearchOff  SearchUse = "off"
+)
 
 // Results is the form in which a session hands on what a server said.
 type Results string
@@ -143,6 +175,7 @@ type Catalog struct {
 	Server       string // name and version the server gave itself
 	Definitions  []Definition
 	Resources    []json.RawMessage
+	Templates    []json.RawMessage // of resources
 	Prompts      []json.RawMessage
 
 	InstructionsBefore string    // what they were before they changed

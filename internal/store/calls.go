@@ -56,11 +56,11 @@ func (s *Store) InsertDispatched(t plane.Tx, c *plane.Call) error {
 	return s.addAttempt(x, c.ID, 1)
 }
 
-// Dispatch moves a call from planned, or from a dispatch that proved to have
-// done nothing, to its n-th attempt, if it still stands.
+// Dispatch moves a call from planned, from waiting for input, or from a dispatch
+// that proved to have done nothing, to its n-th attempt, if it still stands.
 func (s *Store) Dispatch(t plane.Tx, c *plane.Call, n int) error {
 	x := own(t)
-	res, err := x.exec(`UPDATE calls SET state = 'dispatched', attempts = ? WHERE id = ? AND attempts = ? AND state IN ('planned', 'dispatched') AND`+standing,
+	res, err := x.exec(`UPDATE calls SET state = 'dispatched', attempts = ? WHERE id = ? AND attempts = ? AND state IN ('planned', 'dispatched', 'awaiting_input') AND`+standing,
 		append([]any{n, c.ID, n - 1}, standingArgs(c)...)...)
 	if err := exactly(res, err, 1, notStanding()); err != nil {
 		return err
@@ -111,10 +111,15 @@ func (s *Store) CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, 
 	return out, err
 }
 
-// StrandedCalls are calls of sessions that are not runs, dispatched before a
-// time and never settled.
-func (s *Store) StrandedCalls(ctx context.Context, before time.Time) ([]plane.Call, error) {
-	return s.callsWhere(ctx, `state = 'dispatched' AND fence = 0 AND planned_at < ?`, plane.Micros(before))
+// StrandedCalls are calls of sessions that are not runs, dispatched or waiting for
+// input since before a time each, and never settled.
+func (s *Store) StrandedCalls(ctx context.Context, dispatched, waiting time.Time) ([]plane.Call, error) {
+	out, err := s.callsWhere(ctx, `state = 'dispatched' AND fence = 0 AND planned_at < ?`, plane.Micros(dispatched))
+	if err != nil {
+		return nil, err
+	}
+	more, err := s.callsWhere(ctx, `state = 'awaiting_input' AND fence = 0 AND planned_at < ?`, plane.Micros(waiting))
+	return append(out, more...), err
 }
 
 // UnknownCalls are the calls that wait for a person's word.

@@ -78,11 +78,14 @@ func (s *Store) catalogs(ctx context.Context, id plane.ConnectionID) ([]plane.Ca
 			return err
 		}
 		if i, ok := at[id]; ok {
-			list := &out[i].Resources
-			if kind == kindPrompt {
-				list = &out[i].Prompts
+			switch kind {
+			case kindResource:
+				out[i].Resources = append(out[i].Resources, raw)
+			case kindTemplate:
+				out[i].Templates = append(out[i].Templates, raw)
+			case kindPrompt:
+				out[i].Prompts = append(out[i].Prompts, raw)
 			}
-			*list = append(*list, raw)
 		}
 		return nil
 	}, `SELECT connection, kind, raw FROM extras`+where+` ORDER BY connection, kind, ord`, args...)
@@ -92,6 +95,7 @@ func (s *Store) catalogs(ctx context.Context, id plane.ConnectionID) ([]plane.Ca
 // Kinds of what a server lists beside its tools.
 const (
 	kindResource = "resource"
+	kindTemplate = "template"
 	kindPrompt   = "prompt"
 )
 
@@ -138,7 +142,7 @@ func (s *Store) SaveCatalog(t plane.Tx, c *plane.Catalog, whole bool) error {
 			return err
 		}
 	}
-	for kind, list := range map[string][]json.RawMessage{kindResource: c.Resources, kindPrompt: c.Prompts} {
+	for kind, list := range map[string][]json.RawMessage{kindResource: c.Resources, kindTemplate: c.Templates, kindPrompt: c.Prompts} {
 		for i, raw := range list {
 			if _, err := x.exec(`INSERT INTO extras (connection, kind, ord, raw) VALUES (?, ?, ?, ?)`, c.Connection, kind, i, []byte(raw)); err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 const (
 	metaConnections = "connections_changed"
 	metaCatalogs    = "catalogs_changed"
+	metaSessions    = "sessions_ended"
 	metaMinBinary   = "min_binary"
 )
 
@@ -26,6 +27,7 @@ const Binary = 4
 type Changes = struct {
 	Connections string // differs after every change to a connection
 	Catalogs    int64  // the newest catalog's place
+	Sessions    string // differs after every session that was ended
 }
 
 // Changes reads where the database stands. A database that demands a newer
@@ -43,11 +45,13 @@ func (s *Store) Changes(ctx context.Context) (Changes, error) {
 			c.Connections = value
 		case metaCatalogs:
 			c.Catalogs, _ = strconv.ParseInt(value, 10, 64) // ours
+		case metaSessions:
+			c.Sessions = value
 		case metaMinBinary:
 			least, _ = strconv.ParseInt(value, 10, 64)
 		}
 		return nil
-	}, `SELECT key, value FROM meta WHERE key IN ('connections_changed', 'catalogs_changed', 'min_binary')`)
+	}, `SELECT key, value FROM meta WHERE key IN ('connections_changed', 'catalogs_changed', 'sessions_ended', 'min_binary')`)
 	if err == nil && least > Binary {
 		err = tooOld(least)
 	}

@@ -11,14 +11,18 @@ import (
 	"patchbay/internal/policy"
 )
 
-// Request is one tool call as the bridge decided it.
+// Request is one request as the bridge decided it: a tool call, or something beside
+// tools.
 type Request struct {
 	Session    plane.SessionID
-	Definition *plane.Definition
+	Definition *plane.Definition // of the tool; nil for anything else:
+	Method     string            // what it is then
+	Name       string            // and what it is about
 	Arguments  json.RawMessage
-	MaxAge     time.Duration // of the listing that the fingerprint is checked against
+	Extra      json.RawMessage // further members of the params, without braces
+	MaxAge     time.Duration   // of the listing that the fingerprint is checked against
 	Trace      string
-	Progress   func(params json.RawMessage) // told of what the server reports; nil for nobody
+	Caller     Caller
 
 	// Begin makes the attempt durable; only then bytes leave. Again decides
 	// after an attempt whether another may follow.
@@ -26,10 +30,22 @@ type Request struct {
 	Again func(ctx context.Context, end plane.Ending) (bool, error)
 }
 
+// Caller is what whoever a request is made for can take ahead of the answer.
+type Caller struct {
+	Modern       bool            // its era; questions cross none
+	Capabilities json.RawMessage // what it may be asked; nil for nothing
+	LogLevel     string          // of the log messages it wants; empty for none
+	Progress     func(params json.RawMessage)
+	Log          func(params json.RawMessage)
+	Ask          func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, *mcp.RPCError)
+}
+
 // Result is what the server answered, already cleaned of the credential.
 type Result struct {
 	Raw      json.RawMessage
 	Redacted bool
+	Asks     bool   // it wants something of the caller before it goes on
+	Typed    bool   // it says its resultType
 	Version  string // of the protocol
 	Session  string // the server's name for the session, if it gave one
 	Bytes    int    // as received
@@ -41,7 +57,7 @@ type Result struct {
 func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result, end plane.Ending, sent bool, err error) {
 	conn := g.Connection()
 	for {
-		s, err := p.acquire(ctx, g, r.Session)
+		s, err := p.acquire(ctx, g, who{session: r.Session, offers: r.offers()})
 		if err != nil {
 			return Result{}, endingOf(err), sent, err
 		}
@@ -86,13 +102,24 @@ func endingOf(err error) plane.Ending {
 
 // attempt checks the definition, makes the attempt durable and sends it.
 func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Request) (res Result, end plane.Ending, began bool, err error) {
-	if err := p.check(ctx, g, s, r.Definition, r.MaxAge); err != nil {
-		return res, endingOf(err), false, err
+	call := mcp.Call{Method: r.Method, Name: r.Name, Arguments: r.Arguments, Extra: r.Extra, Trace: r.Trace,
+		LogLevel: r.Caller.LogLevel, Progress: r.Caller.Progress, Log: cleanedLog(s, r.Caller.Log)}
+	if d := r.Definition; d != nil {
+		if err := p.check(ctx, g, s, d, r.MaxAge); err != nil {
+			return res, endingOf(err), false, err
+		}
+		call.Name, call.Headers = d.Name, d.ParamHeaders
+	}
+	modern := s.client.Era() == mcp.EraModern
+	if same := modern == r.Caller.Modern; same && modern {
+		call.Capabilities = r.Caller.Capabilities
+	} else if same {
+		call.Ask = cleanedAsk(s, r.Caller.Ask)
 	}
 	if err := r.Begin(ctx); err != nil {
 		return res, endingOf(err), false, err
 	}
-	reply, err := s.client.CallTool(ctx, mcp.Call{Name: r.Definition.Name, Arguments: r.Arguments, Headers: r.Definition.ParamHeaders, Trace: r.Trace, Progress: r.Progress})
+	reply, err := s.client.Call(ctx, call)
 	res.Version, res.Session = s.client.Version(), s.client.SessionID()
 	if err != nil {
 		return res, mcp.AsError(err).Ending, true, cleanError(s, err, &res)
@@ -105,10 +132,45 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 		res.Raw, res.Redacted = s.lease.Redactor().Clean(reply.Result)
 	}
 	end = plane.Ending{Answered: true, IsError: reply.IsError}
-	if reply.NeedsInput {
-		end.IsError, end.Detail = true, "The server asked for input that an own run cannot give."
+	res.Typed = reply.Typed
+	switch {
+	case reply.NeedsInput && modern && r.Caller.Modern && len(call.Capabilities) > 2:
+		res.Asks = true
+	case reply.NeedsInput && r.Session != "" && r.Caller.Capabilities != nil:
+		end.IsError, end.Detail = true, "The server asked for input in another era of the protocol than the caller speaks."
+	case reply.NeedsInput:
+		end.IsError, end.Detail = true, "The server asked for input that its caller cannot give."
 	}
 	return res, end, true, nil
+}
+
+// offers is what a legacy session says it may be asked.
+func (r *Request) offers() json.RawMessage {
+	if r.Caller.Modern || r.Caller.Ask == nil || len(r.Caller.Capabilities) <= len("{}") {
+		return nil
+	}
+	return r.Caller.Capabilities
+}
+
+// What a server says to the caller by the way is searched like its results.
+func cleanedLog(s *session, log func(json.RawMessage)) func(json.RawMessage) {
+	if log == nil {
+		return nil
+	}
+	return func(params json.RawMessage) {
+		params, _ = clean(s, params)
+		log(params)
+	}
+}
+
+func cleanedAsk(s *session, ask func(context.Context, string, json.RawMessage) (json.RawMessage, *mcp.RPCError)) func(context.Context, string, json.RawMessage) (json.RawMessage, *mcp.RPCError) {
+	if ask == nil {
+		return nil
+	}
+	return func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, *mcp.RPCError) {
+		params, _ = clean(s, params)
+		return ask(ctx, method, params)
+	}
 }
 
 // cleanError takes the credential out of the peer's words in an error.
@@ -275,7 +337,7 @@ func (p *Pool) fetchBehind(g policy.Grant) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.o.Limits.DiscoverOne)
 	defer cancel()
-	s, err := p.acquire(ctx, g, backgroundSession)
+	s, err := p.acquire(ctx, g, background)
 	if err != nil {
 		return // the next call lists for itself and reports it
 	}
@@ -283,8 +345,8 @@ func (p *Pool) fetchBehind(g policy.Grant) {
 	p.fetch(ctx, g, s, true)
 }
 
-// backgroundSession is whom sessions belong to that serve no bridge session.
-const backgroundSession plane.SessionID = "background"
+// background is whom sessions belong to that serve no bridge session.
+var background = who{session: "background"}
 
 func (p *Pool) forget(k listKey) {
 	p.mu.Lock()
@@ -332,7 +394,7 @@ const changedDelay = 250 * time.Millisecond
 func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error) {
 	conn := g.Connection()
 	for try := 0; ; try++ {
-		s, err := p.acquire(ctx, g, backgroundSession)
+		s, err := p.acquire(ctx, g, background)
 		if err != nil {
 			return catalog.Listed{}, err
 		}
@@ -366,7 +428,7 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 // addExtras puts what a server lists beside its tools into a listing.
 func addExtras(s *session, l *catalog.Listed, x mcp.Extras) {
 	l.Extras, l.Notes = true, append(l.Notes, x.Notes...)
-	l.Resources, l.Prompts = cleaned(s, x.Resources), cleaned(s, x.Prompts)
+	l.Resources, l.Templates, l.Prompts = cleaned(s, x.Resources), cleaned(s, x.Templates), cleaned(s, x.Prompts)
 }
 
 func cleaned(s *session, list []json.RawMessage) []json.RawMessage {

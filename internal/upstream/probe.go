@@ -30,7 +30,7 @@ func (p *Pool) Probe(ctx context.Context, g policy.Grant, lease *connect.Lease) 
 	p.mu.Lock()
 	era := p.eras[conn.Endpoint]
 	p.mu.Unlock()
-	s, err := p.dial(ctx, g, era, lease)
+	s, err := p.dial(ctx, g, opens{era: era}, lease)
 	if err != nil {
 		return refusal(err), explain(conn, err)
 	}

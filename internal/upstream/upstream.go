@@ -34,6 +34,7 @@ type Options struct {
 	Info      mcp.Implementation
 	Holds     func(g policy.Grant) bool                                   // whether a grant is still what policy gives; nil for yes
 	Listed    func(ctx context.Context, g policy.Grant, l catalog.Listed) // told of every full listing
+	Noticed   func(n Notice)                                              // told of what a server says by itself
 }
 
 // Pool holds the sessions.
@@ -41,15 +42,16 @@ type Pool struct {
 	o   Options
 	big *mcp.Budget
 
-	mu       sync.Mutex
-	eras     map[string]mcp.Era // by endpoint
-	sessions map[key]*session
-	opening  map[key]*opening
-	lists    map[listKey]*list
-	breakers map[plane.ConnectionID]*breaker
-	closed   bool
-	stop     chan struct{}
-	workers  sync.WaitGroup
+	mu        sync.Mutex
+	eras      map[string]mcp.Era // by endpoint
+	sessions  map[key]*session
+	opening   map[key]*opening
+	lists     map[listKey]*list
+	breakers  map[plane.ConnectionID]*breaker
+	rereading map[plane.ConnectionID]bool
+	closed    bool
+	stop      chan struct{}
+	workers   sync.WaitGroup
 }
 
 // key is whose session it is: For is empty for one that may be shared.
@@ -77,7 +79,7 @@ type opening struct {
 func New(o Options) *Pool {
 	p := &Pool{o: o, big: mcp.NewBudget(o.Limits.ResponseBuffers, o.Limits.ResponseBytes),
 		eras: map[string]mcp.Era{}, sessions: map[key]*session{}, opening: map[key]*opening{},
-		lists: map[listKey]*list{}, breakers: map[plane.ConnectionID]*breaker{}, stop: make(chan struct{})}
+		lists: map[listKey]*list{}, breakers: map[plane.ConnectionID]*breaker{}, rereading: map[plane.ConnectionID]bool{}, stop: make(chan struct{})}
 	p.workers.Go(p.reap)
 	return p
 }
@@ -158,10 +160,16 @@ func (p *Pool) reap() {
 	}
 }
 
+// who is whom a session is for, and what they may be asked.
+type who struct {
+	session plane.SessionID
+	offers  json.RawMessage // nil for nothing
+}
+
 // acquire finds or opens a session with a credential that is not known to be
 // worthless, and marks it busy; release it.
-func (p *Pool) acquire(ctx context.Context, g policy.Grant, forWhom plane.SessionID) (*session, error) {
-	s, err := p.session(ctx, g, forWhom)
+func (p *Pool) acquire(ctx context.Context, g policy.Grant, w who) (*session, error) {
+	s, err := p.session(ctx, g, w)
 	if err != nil {
 		return nil, err
 	}
@@ -172,11 +180,11 @@ func (p *Pool) acquire(ctx context.Context, g policy.Grant, forWhom plane.Sessio
 	return s, nil
 }
 
-func (p *Pool) session(ctx context.Context, g policy.Grant, forWhom plane.SessionID) (*session, error) {
+func (p *Pool) session(ctx context.Context, g policy.Grant, w who) (*session, error) {
 	conn := g.Connection()
 	shared := key{conn: conn.ID, version: conn.Version, who: owner(conn, g)}
 	single := shared
-	single.forWhom = forWhom
+	single.forWhom = w.session
 	p.mu.Lock()
 	for {
 		if p.closed {
@@ -184,7 +192,7 @@ func (p *Pool) session(ctx context.Context, g policy.Grant, forWhom plane.Sessio
 			return nil, plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
 		}
 		for _, k := range [...]key{shared, single} {
-			if s, ok := p.sessions[k]; ok {
+			if s, ok := p.sessions[k]; ok && (w.offers == nil || s.key == single || s.client.Era() == mcp.EraModern) {
 				s.busy++
 				s.used = p.o.Clock.Now()
 				p.mu.Unlock()
@@ -199,7 +207,7 @@ func (p *Pool) session(ctx context.Context, g policy.Grant, forWhom plane.Sessio
 		}
 		o, ok := p.opening[flight]
 		if !ok {
-			if err := p.begin(ctx, g, shared, single, flight); err != nil {
+			if err := p.begin(ctx, g, w, shared, single, flight); err != nil {
 				p.mu.Unlock()
 				return nil, err
 			}
@@ -228,7 +236,7 @@ func owner(c plane.Connection, g policy.Grant) string {
 
 // begin starts to open a session, unless the breaker or the bound is against
 // it. The lock is held.
-func (p *Pool) begin(ctx context.Context, g policy.Grant, shared, single, flight key) error {
+func (p *Pool) begin(ctx context.Context, g policy.Grant, w who, shared, single, flight key) error {
 	conn := g.Connection()
 	if err := p.admit(conn); err != nil {
 		return err
@@ -244,23 +252,24 @@ func (p *Pool) begin(ctx context.Context, g policy.Grant, shared, single, flight
 		if victim != nil {
 			closeAll([]*session{victim})
 		}
-		p.open(context.WithoutCancel(ctx), g, o, era, shared, single, flight)
+		p.open(context.WithoutCancel(ctx), g, o, opens{era, w.offers, p.noticed(g, shared, single)}, shared, single, flight)
 	})
 	return nil
 }
 
 // open opens a session as the only opener of flight. It outlives the caller who
 // happened to be first: others may wait for it too.
-func (p *Pool) open(ctx context.Context, g policy.Grant, o *opening, era mcp.Era, shared, single, flight key) {
+func (p *Pool) open(ctx context.Context, g policy.Grant, o *opening, how opens, shared, single, flight key) {
 	conn := g.Connection()
 	ctx, cancel := context.WithTimeout(ctx, p.o.Limits.DiscoverOne)
 	defer cancel()
-	s, err := p.connect(ctx, g, era)
+	s, err := p.connect(ctx, g, how)
 	p.mu.Lock()
 	p.breaker(conn.ID).result(p.o.Clock.Now(), err)
 	if err == nil {
 		s.key = single
-		if s.client.Shareable() {
+		// A legacy session that says what its one caller may be asked is that caller's.
+		if s.client.Shareable() && (how.offers == nil || s.client.Era() == mcp.EraModern) {
 			s.key = shared
 		}
 		s.used = p.o.Clock.Now()
@@ -309,15 +318,15 @@ func (p *Pool) makeRoom(conn plane.Connection) (*session, error) {
 
 // connect opens a session. A credential that the server rejects is replaced
 // once, where there is another.
-func (p *Pool) connect(ctx context.Context, g policy.Grant, era mcp.Era) (*session, error) {
+func (p *Pool) connect(ctx context.Context, g policy.Grant, how opens) (*session, error) {
 	lease, err := p.o.Lender.Lend(ctx, g)
 	if err != nil {
 		return nil, err
 	}
 	began := p.o.Clock.Now()
-	s, err := p.dial(ctx, g, era, lease)
+	s, err := p.dial(ctx, g, how, lease)
 	if err != nil && p.rejected(ctx, lease, err, began) {
-		s, err = p.dial(ctx, g, era, lease)
+		s, err = p.dial(ctx, g, how, lease)
 		if err != nil {
 			p.rejected(ctx, lease, err, p.o.Clock.Now())
 		}
@@ -339,20 +348,33 @@ func (p *Pool) rejected(ctx context.Context, lease *connect.Lease, err error, si
 	return lease.Rejected(ctx, connect.Rejection{Status: e.Ending.Status, Challenges: e.Challenges, Since: since})
 }
 
+// opens is how a session is opened.
+type opens struct {
+	era      mcp.Era
+	offers   json.RawMessage
+	notified func(s *session, method string, params json.RawMessage)
+}
+
 // dial opens one client with a lease.
-func (p *Pool) dial(ctx context.Context, g policy.Grant, era mcp.Era, lease *connect.Lease) (*session, error) {
+func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *connect.Lease) (*session, error) {
 	conn := g.Connection()
 	body := p.o.Limits.ResponseBytes
 	if conn.MaxBytes > 0 {
 		body = conn.MaxBytes
 	}
 	lk := listKey{conn.ID, conn.Version}
-	client, err := mcp.NewClient(mcp.Options{
-		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.EgressName()), Inject: lease.Inject, Info: p.o.Info, Era: era, Big: p.big,
+	s := &session{lease: lease}
+	o := mcp.Options{
+		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.EgressName()), Inject: lease.Inject, Info: p.o.Info, Era: how.era, Big: p.big,
+		Capabilities: how.offers,
 		Bounds: mcp.Bounds{Header: p.o.Limits.HeaderTimeout, Idle: p.o.Limits.IdleTimeout, Total: p.o.Limits.RequestTimeout,
 			Body: body, Tools: p.o.Limits.CatalogTools, Pages: p.o.Limits.CatalogPages, Resumes: 3},
 		ListChanged: func() { p.changed(lk, g) },
-	})
+	}
+	if how.notified != nil {
+		o.Notified = func(method string, params json.RawMessage) { how.notified(s, method, params) }
+	}
+	client, err := mcp.NewClient(o)
 	if err != nil {
 		return nil, err
 	}
@@ -360,7 +382,8 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, era mcp.Era, lease *con
 		client.Close()
 		return nil, err
 	}
-	return &session{client: client, lease: lease}, nil
+	s.client = client
+	return s, nil
 }
 
 func (p *Pool) release(s *session) {

@@ -150,7 +150,7 @@ func call(ctx context.Context, c *mcp.Client, tools []tool, name, args string) e
 			in.Headers = hs
 		}
 	}
-	_, err := c.CallTool(ctx, in)
+	_, err := c.Call(ctx, in)
 	return err
 }
 
@@ -183,7 +183,7 @@ func rounds(ctx context.Context, c *mcp.Client, _ json.RawMessage) error {
 	for _, name := range []string{"test_mrtr_echo_state", "test_mrtr_no_state", "test_mrtr_unrelated", "test_mrtr_no_result_type"} {
 		in := mcp.Call{Name: name, Arguments: json.RawMessage(`{}`)}
 		for range 4 {
-			r, err := c.CallTool(ctx, in)
+			r, err := c.Call(ctx, in)
 			if err != nil {
 				fmt.Fprintln(os.Stderr, name, err)
 				break
