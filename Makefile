@@ -59,9 +59,9 @@ browser: deps
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; }
 	go test -tags long -count=1 -timeout 10m -run '^TestSignIn' ./test/e2e
 
-conformance: deps
+conformance: build deps
 	go build -o bin/conformance-client ./test/conformance/client
-	go run ./test/conformance/run bin/conformance-client
+	go run ./test/conformance/run bin/conformance-client bin/patchbay
 
 bench: build deps
 	go build -o bench/out/ ./bench/...

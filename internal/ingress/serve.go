@@ -67,8 +67,14 @@ func callerFor(in *mcp.Incoming) bridge.Caller {
 // call takes a tool call down the road. What was refused or failed before the server
 // answered is a tool error: a model can read it.
 func (a *Agents) call(ctx context.Context, s *bridge.Session, in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
-	if _, ok := s.Tool(in.Name); !ok {
+	tool, ok := s.Tool(in.Name)
+	if !ok {
 		return nil, &mcp.RPCError{Code: mcp.CodeInvalidParams, Message: "There is no tool of that name here."}
+	}
+	if in.Peer.Modern() {
+		if e := mcp.CheckParamHeaders(in.HTTP.Header, in.Arguments, tool.Definition.ParamHeaders); e != nil {
+			return nil, e
+		}
 	}
 	out, err := s.Call(ctx, bridge.In{Alias: in.Name, Arguments: in.Arguments, Caller: callerFor(in), Inputs: in.Inputs, State: in.State})
 	switch {

@@ -129,6 +129,9 @@ func (s *Server) legacy(w http.ResponseWriter, r *http.Request, m *Message, p *p
 		return
 	}
 	version := r.Header.Get(headerProtocol)
+	if version == version20250326 {
+		version = "" // what a request without the header means; the session has settled on another
+	}
 	if version != "" && version != Version20250618 && version != Version20251125 {
 		writeError(w, http.StatusBadRequest, m.ID, &RPCError{Code: CodeInvalidRequest, Message: "The protocol version is not spoken here."})
 		return

@@ -280,6 +280,27 @@ func paramHeaders(args json.RawMessage, hs []plane.ParamHeader) http.Header {
 	return out
 }
 
+// CheckParamHeaders compares the mirrored arguments of a request with those in its
+// body (2026-07-28, transports, "custom headers from tool parameters").
+func CheckParamHeaders(got http.Header, args json.RawMessage, hs []plane.ParamHeader) *RPCError {
+	if len(hs) == 0 {
+		return nil
+	}
+	if len(args) == 0 {
+		args = json.RawMessage(`{}`)
+	}
+	want := paramHeaders(args, hs)
+	for _, h := range hs {
+		key := http.CanonicalHeaderKey(headerParam + h.Name)
+		said, ok := decodeHeader(got.Get(key))
+		meant, _ := decodeHeader(want.Get(key)) // ours
+		if !ok || said != meant || (got[key] == nil) != (want[key] == nil) || len(got[key]) > 1 {
+			return &RPCError{Code: CodeHeaderMismatch, Message: headerParam + h.Name + " does not say what the body does."}
+		}
+	}
+	return nil
+}
+
 const (
 	sentinelOpen  = "=?base64?"
 	sentinelClose = "?="

@@ -1,5 +1,5 @@
-// Command run drives the official conformance suites against our client and
-// prints one line a scenario.
+// Command run drives the official conformance suites against our client and our
+// server and prints one line a scenario.
 package main
 
 import (
@@ -50,14 +50,21 @@ var suites = []suite{
 }
 
 func main() {
-	if len(os.Args) != 2 {
-		log.Fatal("usage: run CLIENT")
+	if len(os.Args) != 3 {
+		log.Fatal("usage: run CLIENT PATCHBAY")
 	}
 	client, err := filepath.Abs(os.Args[1])
 	if err != nil {
 		log.Fatal(err)
 	}
+	patchbay, err := filepath.Abs(os.Args[2])
+	if err != nil {
+		log.Fatal(err)
+	}
 	sheet := figures.New(os.Stdout)
+	if err := runServers(patchbay, sheet); err != nil {
+		log.Fatal(err)
+	}
 	for _, s := range suites {
 		if err := s.run(client, sheet); err != nil {
 			log.Fatal(err)
