@@ -1,5 +1,7 @@
 // Package peers starts third-party MCP servers from npm for end-to-end tests.
-// They are installed by `npm ci` in this folder. Test code only.
+// They are installed by `npm ci` in this folder, where a stand-in takes the place of
+// vite: the Inspector brings it for its pages, and only its command line is used.
+// Test code only.
 package peers
 
 import (

@@ -1,5 +1,5 @@
-// A server on the TypeScript SDK v2, which speaks 2026-07-28: one reading tool,
-// one that counts.
+// A server on the TypeScript SDK v2, which speaks 2026-07-28: one reading tool, one
+// that counts, a note to read and a prompt.
 import http from 'node:http';
 import { McpServer, createMcpHandler } from '@modelcontextprotocol/server';
 import { toNodeHandler } from '@modelcontextprotocol/node';
@@ -17,6 +17,10 @@ const handler = createMcpHandler(() => {
     description: 'Counts one further.',
     inputSchema: z.object({}),
   }, async () => ({ content: [{ type: 'text', text: `The count is ${++count}.` }] }));
+  server.registerResource('note', 'note://one', { mimeType: 'text/plain' },
+    async (uri) => ({ contents: [{ uri: uri.href, mimeType: 'text/plain', text: 'A note on the desk.' }] }));
+  server.registerPrompt('welcome', { description: 'Welcomes somebody.', argsSchema: z.object({ name: z.string() }) },
+    ({ name }) => ({ messages: [{ role: 'user', content: { type: 'text', text: `Welcome ${name} warmly.` } }] }));
   return server;
 });
 const listener = toNodeHandler(handler);
