@@ -5,7 +5,7 @@ BIN := bin/patchbay
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bench deps clean
+.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bench eval deps clean
 
 # Builds, and starts everything with a demo server. Needs Go, make and git.
 run: build
@@ -62,6 +62,10 @@ browser: deps
 conformance: build deps
 	go build -o bin/conformance-client ./test/conformance/client
 	go run ./test/conformance/run bin/conformance-client bin/patchbay
+
+# How well tool search finds, on data that lies beside a checkout of the repository.
+eval:
+	go run ./bench/eval
 
 bench: build deps
 	go build -o bench/out/ ./bench/...

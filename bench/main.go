@@ -17,8 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,8 +30,9 @@ func main() {
 	app := flag.String("patchbay", "bin/patchbay", "the built patchbay")
 	rounds := flag.Int("rounds", 5, "interleaved rounds")
 	millis := flag.Int("ms", 1500, "length of one side of one round, in ms")
+	only := flag.String("only", "", "gateway measures the gateway alone")
 	flag.Parse()
-	b := &bench{bin: *bin, app: *app, rounds: *rounds, millis: *millis, sheet: figures.New(os.Stdout)}
+	b := &bench{bin: *bin, app: *app, rounds: *rounds, millis: *millis, only: *only, sheet: figures.New(os.Stdout)}
 	code := 1
 	err := b.run()
 	if err != nil {
@@ -46,21 +45,27 @@ func main() {
 }
 
 type bench struct {
-	bin, app       string
+	bin, app, only string
 	rounds, millis int
 	sheet          *figures.Sheet
 	procs          []*exec.Cmd
 	up, ref        string
-	refPID         int
+	upPID, refPID  int
 }
 
 func (b *bench) run() error {
 	var err error
-	if b.up, _, err = b.serve("upstream"); err != nil {
+	if b.up, b.upPID, err = b.serve("upstream"); err != nil {
 		return err
 	}
 	if b.ref, b.refPID, err = b.serve("refproxy", "-upstream", "http://"+b.up+"/mcp"); err != nil {
 		return err
+	}
+	if err := b.gateway(); err != nil {
+		return err
+	}
+	if b.only == "gateway" {
+		return nil
 	}
 	if err := b.bridge(); err != nil {
 		return err
@@ -192,50 +197,8 @@ func (c *child) do(kind string, sessions, millis int) (result, error) {
 
 // relay drives the yardstick and returns its CPU per call, in µs.
 func (b *bench) relay(tool, args string, sessions, millis int) (float64, error) {
-	var open []*rawload.Session
-	defer func() {
-		for _, s := range open {
-			s.Close()
-		}
-	}()
-	for range sessions {
-		s, err := rawload.Open(b.ref)
-		if err != nil {
-			return 0, err
-		}
-		open = append(open, s)
-		if err := s.Call(tool, args); err != nil {
-			return 0, err
-		}
-	}
-	before, err := cpuOf(b.refPID)
-	if err != nil {
-		return 0, err
-	}
-	end := time.Now().Add(time.Duration(millis) * time.Millisecond)
-	var calls atomic.Int64
-	var wg sync.WaitGroup
-	var failed atomic.Pointer[error]
-	for _, s := range open {
-		wg.Go(func() {
-			for time.Now().Before(end) {
-				if err := s.Call(tool, args); err != nil {
-					failed.Store(&err)
-					return
-				}
-				calls.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return 0, *err
-	}
-	after, err := cpuOf(b.refPID)
-	if err != nil {
-		return 0, err
-	}
-	return float64((after - before).Microseconds()) / float64(max(calls.Load(), 1)), nil
+	m, err := b.drive(side{pid: b.refPID, to: rawload.Target{Host: b.ref, Path: "/mcp"}}, sessions, millis, calling(tool, args))
+	return m.cpu, err
 }
 
 func median(v []float64) float64 {

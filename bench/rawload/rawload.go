@@ -15,9 +15,15 @@ import (
 	"time"
 )
 
+// Target is an endpoint.
+type Target struct {
+	Host, Path string
+	Token      string // bearer; empty for none
+}
+
 // Session is one MCP session. It is not safe for concurrent use.
 type Session struct {
-	host string
+	to   Target
 	conn net.Conn
 	br   *bufio.Reader
 	head []byte
@@ -26,28 +32,37 @@ type Session struct {
 	id   int64
 }
 
-// Open dials host and performs the legacy handshake at /mcp.
-func Open(host string) (*Session, error) {
-	c, err := net.DialTimeout("tcp", host, 5*time.Second)
+// Open dials and performs the legacy handshake.
+func Open(to Target) (*Session, error) {
+	c, err := net.DialTimeout("tcp", to.Host, 5*time.Second)
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{host: host, conn: c, br: bufio.NewReaderSize(c, 32<<10)}
-	s.head = s.header("", "")
-	h, err := s.post(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"bench","version":"1"}}}`)
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	s.head = s.header(h.Get("Mcp-Session-Id"), "2025-06-18")
-	if _, err := s.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`); err != nil {
+	s := &Session{to: to, conn: c, br: bufio.NewReaderSize(c, 32<<10)}
+	if err := s.Begin(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return s, nil
 }
 
+// Begin performs the handshake, on the connection that is there: a new session.
+func (s *Session) Begin() error {
+	s.head = s.header("", "")
+	h, err := s.post(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"bench","version":"1"}}}`)
+	if err != nil {
+		return err
+	}
+	s.head = s.header(h.Get("Mcp-Session-Id"), "2025-06-18")
+	_, err = s.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	return err
+}
+
 func (s *Session) header(session, version string) []byte {
 	var b strings.Builder
-	fmt.Fprintf(&b, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\n", s.host)
+	fmt.Fprintf(&b, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\n", s.to.Path, s.to.Host)
+	if s.to.Token != "" {
+		fmt.Fprintf(&b, "Authorization: Bearer %s\r\n", s.to.Token)
+	}
 	if session != "" {
 		fmt.Fprintf(&b, "Mcp-Session-Id: %s\r\n", session)
 	}
@@ -65,10 +80,22 @@ func (s *Session) Call(tool, args string) error {
 	if _, err := s.post(msg); err != nil {
 		return err
 	}
-	if b := s.body.Bytes(); !bytes.Contains(b[:min(len(b), 512)], []byte(`"result"`)) {
+	if b := s.body.Bytes(); !bytes.Contains(b[:min(len(b), 512)], []byte(`"result"`)) || bytes.Contains(b[:min(len(b), 4096)], []byte(`"isError":true`)) {
 		return fmt.Errorf("no result: %.200s", b)
 	}
 	return nil
+}
+
+// List asks for the tools, and returns how many bytes came.
+func (s *Session) List() (int, error) {
+	s.id++
+	if _, err := s.post(`{"jsonrpc":"2.0","id":` + strconv.FormatInt(s.id, 10) + `,"method":"tools/list"}`); err != nil {
+		return 0, err
+	}
+	if !bytes.Contains(s.body.Bytes(), []byte(`"inputSchema"`)) {
+		return 0, fmt.Errorf("no tools: %.200s", s.body.Bytes())
+	}
+	return s.body.Len(), nil
 }
 
 func (s *Session) post(msg string) (http.Header, error) {

@@ -1,5 +1,6 @@
 // Command upstream is the fixed far end of every measurement: the official SDK's
-// server with two tools, echo and big. Big results are sent from prepared bytes:
+// server with echo, note, sleep, big and a hundred fillers; /seen counts the methods
+// that arrived. Big results are sent from prepared bytes:
 // encoding them anew would keep the machine busy with what is not measured.
 package main
 
@@ -13,6 +14,8 @@ import (
 	"log"
 	"net/http"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
@@ -33,6 +36,13 @@ func main() {
 		err := json.Unmarshal(raw, &in)
 		return in.Text, err
 	})
+	add("note", `{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}`, func(json.RawMessage) (string, error) { return "noted", nil })
+	add("sleep", `{"type":"object","properties":{"ms":{"type":"integer"}},"required":["ms"]}`, func(raw json.RawMessage) (string, error) {
+		var in struct{ Ms int }
+		err := json.Unmarshal(raw, &in)
+		time.Sleep(time.Duration(min(in.Ms, 1000)) * time.Millisecond)
+		return "slept", err
+	})
 	line := strings.Repeat("Nine wires hum; \"each\" carries 0123456789 and a back\\slash.\n", 18)
 	add("big", `{"type":"object","properties":{"kib":{"type":"integer"}},"required":["kib"]}`, func(raw json.RawMessage) (string, error) {
 		var in struct{ Kib int }
@@ -42,13 +52,56 @@ func main() {
 		n := in.Kib << 10
 		return strings.Repeat(line, n/len(line)+1)[:n], nil
 	})
-	for i := range 100 {
+	for i := range 99 {
 		add(fmt.Sprintf("filler_%03d", i), `{"type":"object","properties":{"query":{"type":"string","description":"What to look for, in words."},"limit":{"type":"integer","minimum":1,"maximum":500}},"required":["query"]}`,
 			func(json.RawMessage) (string, error) { return "ok", nil })
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/mcp", prepared(line, mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, nil)))
+	seen := &counts{}
+	mux.Handle("/mcp", seen.count(prepared(line, mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return srv }, nil))))
+	mux.Handle("/seen", seen)
 	log.Fatal(http.ListenAndServe(*addr, mux))
+}
+
+// counts are how many requests of each method arrived, calls left out.
+type counts struct {
+	mu sync.Mutex
+	by map[string]int
+}
+
+func (c *counts) count(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := r.Method
+		if r.Method == http.MethodPost {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				return
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			if bytes.Contains(body, []byte(`"method":"tools/call"`)) {
+				next.ServeHTTP(w, r)
+				return
+			}
+			var m struct{ Method string }
+			if json.Unmarshal(body, &m) == nil {
+				key = m.Method
+			}
+		}
+		c.mu.Lock()
+		if c.by == nil {
+			c.by = map[string]int{}
+		}
+		c.by[key]++
+		c.mu.Unlock()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ServeHTTP tells the counts.
+func (c *counts) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	json.NewEncoder(w).Encode(c.by)
 }
 
 // prepared answers calls of big itself, in the form that the SDK would.

@@ -76,6 +76,7 @@ type Bridge struct {
 	beside   preparedOnce
 	offers   offers
 	bare     bareNames
+	indexes  indexes
 }
 
 // Opening says for whom a session is.
@@ -84,9 +85,10 @@ type Opening struct {
 	Principal plane.Principal
 	Run       plane.RunID // set for own runs, with the fence it is held under
 	Fence     int64
-	CallsUsed int           // by the same run before a restart
-	Results   plane.Results // empty for what the agent says
-	Dialect   Dialect       // of the schemas that the caller takes
+	CallsUsed int             // by the same run before a restart
+	Results   plane.Results   // empty for what the agent says
+	Search    plane.SearchUse // empty for what the agent says
+	Dialect   Dialect         // of the schemas that the caller takes
 }
 
 // Session is one agent's use of the bridge. Calls may run beside each other.
@@ -115,8 +117,11 @@ type offer struct {
 	byAlias  map[string]*Tool
 	extras   extras
 	pages    pages
-	cut      int  // tools left out over the limit
-	left     bool // some have no form in the dialect
+	lists    []*preparedTools // by server; nil for one that is not served
+	attached []policy.Attached
+	dialect  Dialect
+	searched bool // tool_search and tool_call stand for the tools
+	hidden   int  // tools that are found by them
 }
 
 // Server is one connection as a session sees it.
@@ -143,9 +148,6 @@ type Tool struct {
 	back       *renames // from the caller's names of arguments to the server's
 	apart      bool     // its bare name belongs to another
 }
-
-// SideEffectFree says whether a call may run beside others.
-func (t *Tool) SideEffectFree() bool { return t.Definition.SideEffectFree() }
 
 // Open resolves a session. Servers that fail are reported by Servers; an error
 // means that the caller's time is over or our own store failed.
@@ -217,6 +219,8 @@ func (s *Session) kind(snap *policy.Snapshot) offerKey {
 	if a, ok := snap.Agent(s.o.Agent); ok && s.o.Run == "" {
 		k.bare = a.Names == plane.Bare
 	}
+	a, _ := snap.Agent(s.o.Agent)
+	k.search = cmp.Or(s.o.Search, a.Search, plane.SearchAuto)
 	return k
 }
 
@@ -267,10 +271,7 @@ func (s *Session) Tools() []*Tool {
 
 // Tool finds an offered tool by its alias.
 func (s *Session) Tool(alias string) (*Tool, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t, ok := s.offer.byAlias[alias]
-	return t, ok
+	return s.current().find(s.b, alias)
 }
 
 // Servers are the connections in reach, served or not.
@@ -319,8 +320,8 @@ func (s *Session) Line() string {
 			fmt.Fprintf(&b, " %d tools of %s have schemas that this model's provider does not take.", n, srv.Slug)
 		}
 	}
-	if o.cut > 0 {
-		fmt.Fprintf(&b, " %d more tools are not offered (tools_offered).", o.cut)
+	if o.searched {
+		fmt.Fprintf(&b, " Their %d tools are found by %s and called by %s.", o.hidden, searchTool, callTool)
 	}
 	return strings.TrimSpace(b.String())
 }
@@ -328,11 +329,12 @@ func (s *Session) Line() string {
 // Plan records a call with the turn that asked for it. A name that is not
 // offered gets no row and a nil call.
 func (s *Session) Plan(t plane.Tx, use plane.ToolUse) (*plane.Call, error) {
-	tool, ok := s.Tool(use.Name)
-	if !ok {
+	alias, input := s.unwrap(use.Name, use.Input)
+	tool, ok := s.Tool(alias)
+	if !ok || tool.Connection == "" {
 		return nil, nil
 	}
-	c := s.newCall(tool, tool.back.restore(normalized(use.Input)))
+	c := s.newCall(tool, tool.back.restore(normalized(input)))
 	c.ToolUse = use.ID
 	return c, s.b.Ledger.Plan(t, c)
 }

@@ -67,8 +67,12 @@ type Notice = upstream.Notice
 // means that our own store failed or the caller's time is over, and stops the
 // turn.
 func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
+	if s.Searching(in.Alias) {
+		return s.Search(in.Arguments)
+	}
+	in.Alias, in.Arguments = s.unwrap(in.Alias, in.Arguments)
 	tool, ok := s.Tool(in.Alias)
-	if !ok {
+	if !ok || tool.Connection == "" {
 		return s.refuse(ctx, in, in.Planned, "There is no tool of that name in this session.", "unknown_tool")
 	}
 	args := tool.back.restore(normalized(in.Arguments))

@@ -30,6 +30,8 @@ type preparedTools struct {
 	catalog *plane.Catalog
 	conn    *plane.Connection
 	tools   []*candidate // by alias
+	once    sync.Once
+	seg     *Segment
 }
 
 // candidate is a tool that may be offered. It is made into one when an offer has a
@@ -101,6 +103,7 @@ type offerKey struct {
 	who     plane.Principal
 	dialect Dialect
 	bare    bool
+	search  plane.SearchUse
 }
 
 // maxOffers bounds the memory; over it all are made again.
@@ -171,51 +174,78 @@ func (b *Bridge) makeOffer(ctx context.Context, snap *policy.Snapshot, k offerKe
 		}
 		o.servers, lists = append(o.servers, srv), append(lists, ready)
 	}
-	// Of each connection no more than all of an offer can be in it, unless some of
-	// it cannot be shown.
-	for most := b.Limits.ToolsOffered; ; most = total {
-		b.fill(o, lists, attached, most, k.dialect)
-		if len(o.tools) == b.Limits.ToolsOffered || most >= total || !o.left {
-			break
+	o.lists, o.attached, o.dialect = lists, attached, k.dialect
+	if o.searched = k.search == plane.SearchOn || k.search == plane.SearchAuto && total > b.Limits.ToolsOffered; o.searched {
+		o.tools, o.hidden = ownTools(k.dialect), total
+		for _, t := range o.tools {
+			o.byAlias[t.Alias] = t
 		}
+		return o, nil
 	}
-	o.cut = max(0, total-b.Limits.ToolsOffered)
+	b.fill(o)
 	return o, nil
 }
 
-// fill offers the first tools by alias.
-func (b *Bridge) fill(o *offer, lists []*preparedTools, attached []policy.Attached, most int, d Dialect) {
+// fill offers every tool, in the order of their aliases.
+func (b *Bridge) fill(o *offer) {
 	var places []place
-	for i, l := range lists {
-		o.servers[i].Left = nil
+	for i, l := range o.lists {
 		if l != nil {
-			for _, c := range l.tools[:min(len(l.tools), most)] {
-				places = append(places, place{c, i})
+			for j := range l.tools {
+				places = append(places, o.place(i, j))
 			}
 		}
 	}
 	slices.SortFunc(places, func(x, y place) int { return strings.Compare(x.alias, y.alias) })
-	o.tools, o.left = o.tools[:0], false
-	clear(o.byAlias)
 	for _, p := range places {
-		if len(o.tools) == b.Limits.ToolsOffered {
-			break
-		}
-		p.once.Do(func() { p.make(b, attached[p.server], d) })
+		t := p.tool(b, o)
 		switch {
-		case p.why != "":
-			o.left = true
+		case t == nil:
 			o.servers[p.server].Left = append(o.servers[p.server].Left, Left{p.def.Name, p.why})
+			o.servers[p.server].Tools--
 		case o.byAlias[p.alias] == nil: // two slugs cannot make one alias; a duplicate degrades
-			o.byAlias[p.alias] = p.tool
-			o.tools = append(o.tools, p.tool)
+			o.byAlias[p.alias] = t
+			o.tools = append(o.tools, t)
 		}
 	}
-	for i := range o.servers {
-		if lists[i] != nil {
-			o.servers[i].Tools = len(lists[i].tools) - len(o.servers[i].Left)
+}
+
+func (o *offer) place(server, tool int) place { return place{o.lists[server].tools[tool], server} }
+
+// tool is what a candidate is as it is offered, made at its first use; nil where the
+// dialect has no form for it.
+func (p place) tool(b *Bridge, o *offer) *Tool {
+	p.once.Do(func() { p.make(b, o.attached[p.server], o.dialect) })
+	return p.candidate.tool
+}
+
+// find returns the tool of an alias.
+func (o *offer) find(b *Bridge, alias string) (*Tool, bool) {
+	if t, ok := o.byAlias[alias]; ok || !o.searched {
+		return t, ok
+	}
+	for i, l := range o.lists {
+		if l == nil {
+			continue
+		}
+		j, ok := slices.BinarySearchFunc(l.tools, alias, func(c *candidate, alias string) int { return strings.Compare(c.alias, alias) })
+		if ok {
+			t := o.place(i, j).tool(b, o)
+			return t, t != nil
 		}
 	}
+	return nil, false
+}
+
+// served names the servers that are.
+func (o *offer) served() string {
+	var names []string
+	for _, s := range o.servers {
+		if s.Why == "" {
+			names = append(names, s.Slug)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // make makes the tool that a session is offered.

@@ -321,7 +321,7 @@ func callTool(ctx context.Context, d Deps, who plane.Principal, in *MCPCallInput
 	case !a.MCP:
 		return nil, plane.Errorf(plane.Unavailable, "MCP is off for the agent %s.", in.Agent).Then("Set agents." + in.Agent + ".mcp.enabled: true in patchbay.yaml.")
 	}
-	s, err := d.Bridge.Open(ctx, bridge.Opening{Agent: in.Agent, Principal: who, Results: plane.Raw})
+	s, err := d.Bridge.Open(ctx, bridge.Opening{Agent: in.Agent, Principal: who, Results: plane.Raw, Search: plane.SearchOff})
 	if err != nil {
 		return nil, err
 	}

@@ -126,7 +126,7 @@ func whyTool(note func(check, reason, next, fine string), a policy.Attached, cat
 		note("drift", "the server was never asked, so nobody knows whether it has this tool", next, "")
 		return
 	}
-	for i, t := range cat.Definitions {
+	for _, t := range cat.Definitions {
 		if t.Name != tool {
 			continue
 		}
@@ -135,8 +135,8 @@ func whyTool(note func(check, reason, next, fine string), a policy.Attached, cat
 			note("drift", "its definition cannot be offered: "+t.Unsupported, "", "")
 		case t.Held != "":
 			note("drift", "its definition is "+t.Held, "patchbay mcp diff "+a.Slug, "")
-		case i >= lim.ToolsOffered && lim.ToolsOffered > 0 && len(cat.Definitions) > lim.ToolsOffered:
-			note("drift", "", "", "its definition is as it was last seen; a session offers the first "+fmt.Sprint(lim.ToolsOffered)+" tools by name")
+		case lim.ToolsOffered > 0 && len(cat.Definitions) > lim.ToolsOffered:
+			note("drift", "", "", "its definition is as it was last seen; a session with more than "+fmt.Sprint(lim.ToolsOffered)+" tools finds them by tool_search")
 		default:
 			note("drift", "", "", "its definition is as it was last seen; it is compared again before every call")
 		}

@@ -88,7 +88,7 @@ func (a *Agents) call(ctx context.Context, s *bridge.Session, in *mcp.Incoming) 
 		in.Typed = out.Typed
 		return out.Raw, nil
 	}
-	return failed(out), nil
+	return inWords(out), nil
 }
 
 // read takes a request for a resource, a prompt or a completion down the same road.
@@ -157,7 +157,7 @@ func (a *Agents) signIn(in *mcp.Incoming, out *bridge.Out) (json.RawMessage, *mc
 	}
 	if link == "" || flagsOf(in.Peer.Capabilities)&mayElicitURL == 0 {
 		out.Next = strings.TrimSpace(out.Next + " " + link)
-		return failed(out), nil
+		return inWords(out), nil
 	}
 	ask := map[string]string{"mode": "url", "elicitationId": string(out.SignIn), "url": link, "message": out.Text}
 	if in.Peer.Modern() {
@@ -207,15 +207,15 @@ func (a *Agents) elsewhere(r *http.Request, about string, body []byte) {
 	a.o.Pass(r, to, body)
 }
 
-// failed is a call without an answer of the server as a tool error, which names
-// the call where there is one.
-func failed(out *bridge.Out) json.RawMessage {
+// inWords is a call that ended in words of ours, or in the server's marked as data,
+// as a result; it names the call where there is one.
+func inWords(out *bridge.Out) json.RawMessage {
 	text := out.Text
 	if out.Next != "" {
 		text += " Next: " + out.Next
 	}
-	body := map[string]any{"content": []any{map[string]string{"type": "text", "text": text}}, "isError": true}
-	if out.Call != nil {
+	body := map[string]any{"content": []any{map[string]string{"type": "text", "text": text}}, "isError": out.IsError}
+	if out.Call != nil && out.IsError {
 		body["_meta"] = map[string]string{"patchbay/call": string(out.Call.ID), "patchbay/state": string(out.Call.State)}
 	}
 	b, _ := json.Marshal(body) // strings always marshal

@@ -205,8 +205,7 @@ func (w *worker) parallel(u plane.ToolUse) bool {
 	if w.session == nil {
 		return false
 	}
-	t, ok := w.session.Tool(u.Name)
-	return ok && t.SideEffectFree()
+	return w.session.SideEffectFree(u)
 }
 
 // one gets the outcome of one tool use: from the record where there is one, from
@@ -232,6 +231,9 @@ func (w *worker) one(ctx context.Context, u plane.ToolUse, call *plane.Call, see
 	if t, ok := w.own[u.Name]; ok {
 		return w.local(ctx, u, t)
 	}
+	if w.session != nil && w.session.Searching(u.Name) {
+		return w.local(ctx, u, ownTool{run: searchTools})
+	}
 	o := plane.ToolOutcome{Text: "There is no tool of that name.", IsError: true}
 	return o, nil, w.commit(ctx, nil, resultEvent(u, o, nil))
 }
@@ -241,6 +243,18 @@ func noteText(c *plane.Call) string {
 		return ""
 	}
 	return " Their note: " + c.Note
+}
+
+// searchTools looks for tools of the connected servers.
+func searchTools(_ context.Context, w *worker, input json.RawMessage) (string, error) {
+	out, err := w.session.Search(input)
+	switch {
+	case err != nil:
+		return "", err
+	case out.IsError:
+		return "", plane.Errorf(plane.InvalidInput, "%s", out.Text)
+	}
+	return out.Text, nil
 }
 
 func (w *worker) local(ctx context.Context, u plane.ToolUse, t ownTool) (plane.ToolOutcome, *plane.Call, error) {
