@@ -226,6 +226,33 @@ func (b *bench) gateway() error {
 	return p.cmd.Wait()
 }
 
+// load drives the gateway with one tool, for a profiler.
+func (b *bench) load() error {
+	p, err := b.plug()
+	if p != nil {
+		defer os.RemoveAll(p.dir)
+	}
+	if err != nil {
+		return err
+	}
+	m, err := b.drive(p.side, b.sessions, b.millis, calling(b.only, `{"text":"hello, world","kib":256,"ms":50}`))
+	if err != nil {
+		return err
+	}
+	b.sheet.Told("calls per second", m.perS, "/s")
+	b.sheet.Told("CPU per call", m.cpu, "us")
+	b.sheet.Told("p50", m.p50, "us")
+	r, err := b.drive(side{b.refPID, rawload.Target{Host: b.ref, Path: "/mcp"}}, b.sessions, min(b.millis, 3000), calling(b.only, `{"text":"hello, world","kib":256,"ms":50}`))
+	if err != nil {
+		return err
+	}
+	b.sheet.Told("relay CPU per call", r.cpu, "us")
+	b.sheet.Told("relay calls per second", r.perS, "/s")
+	mb, err := rssAnon(p.pid)
+	b.sheet.Told("RssAnon", mb, "MB")
+	return err
+}
+
 // small are calls whose cost is all ours: a reviewed query and an effect.
 func (b *bench) small(p *plugged, direct, ref side) error {
 	const args = `{"text":"hello, world"}`

@@ -30,9 +30,10 @@ func main() {
 	app := flag.String("patchbay", "bin/patchbay", "the built patchbay")
 	rounds := flag.Int("rounds", 5, "interleaved rounds")
 	millis := flag.Int("ms", 1500, "length of one side of one round, in ms")
-	only := flag.String("only", "", "gateway measures the gateway alone")
+	only := flag.String("only", "", "gateway measures the gateway alone; a tool's name (echo, note, big) loads it with that for -ms, to be profiled")
+	sessions := flag.Int("sessions", 64, "of such a load")
 	flag.Parse()
-	b := &bench{bin: *bin, app: *app, rounds: *rounds, millis: *millis, only: *only, sheet: figures.New(os.Stdout)}
+	b := &bench{bin: *bin, app: *app, rounds: *rounds, millis: *millis, only: *only, sessions: *sessions, sheet: figures.New(os.Stdout)}
 	code := 1
 	err := b.run()
 	if err != nil {
@@ -47,6 +48,7 @@ func main() {
 type bench struct {
 	bin, app, only string
 	rounds, millis int
+	sessions       int
 	sheet          *figures.Sheet
 	procs          []*exec.Cmd
 	up, ref        string
@@ -60,6 +62,9 @@ func (b *bench) run() error {
 	}
 	if b.ref, b.refPID, err = b.serve("refproxy", "-upstream", "http://"+b.up+"/mcp"); err != nil {
 		return err
+	}
+	if b.only != "" && b.only != "gateway" {
+		return b.load()
 	}
 	if err := b.gateway(); err != nil {
 		return err

@@ -196,7 +196,7 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, q := range []string{`DELETE FROM goose_db_version WHERE version_id >= 4`, `DROP INDEX calls_waiting`, `DROP TABLE bare_names`, `DROP TABLE session_revocations`, `DROP TABLE replicas`,
+	for _, q := range []string{`DELETE FROM goose_db_version WHERE version_id >= 4`, `DROP INDEX calls_waiting`, `DROP INDEX calls_run`, `CREATE INDEX calls_run ON calls (run)`, `DROP TABLE bare_names`, `DROP TABLE session_revocations`, `DROP TABLE replicas`,
 		`DROP INDEX connections_slot`, `ALTER TABLE connections DROP COLUMN slot`, `DROP TABLE refreshes`, `DROP TABLE pins`,
 		`DROP TABLE extras`, `ALTER TABLE definitions DROP COLUMN held`, `DROP INDEX catalogs_seq`, `ALTER TABLE catalogs DROP COLUMN instructions_at`,
 		`ALTER TABLE catalogs DROP COLUMN instructions_before`, `ALTER TABLE catalogs DROP COLUMN seq`, `DELETE FROM meta WHERE key = 'min_binary'`, `INSERT INTO meta (key, value) VALUES ('mark', 'before')`} {

@@ -68,6 +68,8 @@ type Authenticator struct {
 
 	mu   sync.Mutex
 	seen map[string]time.Time // last note of a token or session, by hash
+
+	known knownTokens
 }
 
 // New makes an Authenticator.

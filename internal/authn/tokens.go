@@ -3,6 +3,7 @@ package authn
 import (
 	"context"
 	"strings"
+	"sync"
 	"time"
 
 	"patchbay/internal/plane"
@@ -27,6 +28,10 @@ func (a *Authenticator) token(ctx context.Context, shown secret.Text) (plane.Pri
 	if !known {
 		return plane.Principal{}, bad
 	}
+	if p, ok := a.known.get(h, a.o.Clock.Now()); ok {
+		return p, nil
+	}
+	looked := time.Now()
 	k, err := a.o.Store.TokenByHash(ctx, h)
 	if plane.KindOf(err) == plane.NotFound {
 		return plane.Principal{}, bad
@@ -39,7 +44,61 @@ func (a *Authenticator) token(ctx context.Context, shown secret.Text) (plane.Pri
 		return plane.Principal{}, bad
 	}
 	a.note(h, func(t plane.Tx) error { return a.o.Store.UseToken(t, k.ID) })
-	return a.bearer(ctx, k)
+	p, err := a.bearer(ctx, k)
+	if err == nil {
+		a.known.put(h, knownToken{p, k.ID, k.ExpiresAt, looked})
+	}
+	return p, err
+}
+
+// knownTokens are those that were looked up a moment ago. What another replica
+// revokes is refused here within knownFor, what this one does at once.
+type knownTokens struct {
+	mu      sync.Mutex
+	by      map[string]knownToken
+	revoked time.Time // when a token was last revoked here
+}
+
+type knownToken struct {
+	who     plane.Principal
+	id      string
+	expires time.Time
+	looked  time.Time // by this machine's steady clock
+}
+
+const (
+	knownFor = time.Second
+	maxKnown = 10_000
+)
+
+func (k *knownTokens) get(hash string, now time.Time) (plane.Principal, bool) {
+	k.mu.Lock()
+	t, ok := k.by[hash]
+	k.mu.Unlock()
+	if !ok || time.Since(t.looked) > knownFor || !t.expires.IsZero() && !now.Before(t.expires) {
+		return plane.Principal{}, false
+	}
+	return t.who, true
+}
+
+func (k *knownTokens) put(hash string, t knownToken) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.revoked.IsZero() && !t.looked.After(k.revoked) {
+		return // it may have been looked up before a revocation
+	}
+	if k.by == nil || len(k.by) >= maxKnown {
+		k.by = map[string]knownToken{}
+	}
+	k.by[hash] = t
+}
+
+// forget drops what was looked up before a revocation.
+func (k *knownTokens) forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.revoked = time.Now()
+	clear(k.by)
 }
 
 // bearer is what a token stands for. A person's has no more than its person has
@@ -111,10 +170,12 @@ func (a *Authenticator) List(ctx context.Context) ([]plane.Token, error) {
 
 // Revoke ends a token at once.
 func (a *Authenticator) Revoke(ctx context.Context, by plane.Principal, id string) error {
-	return a.o.Store.Write(ctx, func(t plane.Tx) error {
+	err := a.o.Store.Write(ctx, func(t plane.Tx) error {
 		if err := a.o.Store.RevokeToken(t, id); err != nil {
 			return err
 		}
 		return a.o.Store.AddAudit(t, plane.AuditEntry{Who: by.ID, Action: "token.revoke", What: id, Decision: "allow"})
 	})
+	a.known.forget() // whatever came of it: who looks again sees what is stored
+	return err
 }

@@ -68,6 +68,9 @@ type liveSession struct {
 	s    *bridge.Session
 	used time.Time
 	busy int
+
+	peer  mcp.Peer // of a client with a session of its own
+	until int64    // when that ends, in seconds
 }
 
 // NewAgents makes the endpoint. Close it.

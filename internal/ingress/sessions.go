@@ -28,6 +28,9 @@ func (a *Agents) session(r *http.Request) (s *bridge.Session, done func(), err e
 			return nil, nil, err
 		}
 		l = &liveSession{}
+		if k.id != "" {
+			l.peer, l.until, _ = a.open(c, k.id) // it is known, or the request would not be here
+		}
 		a.live[k] = l
 	}
 	l.busy++
@@ -117,35 +120,49 @@ func bound(head string, c caller) []byte {
 	return b
 }
 
-// Known reports that a session id is the caller's, not over and not ended.
+// Known reports that a session id is the caller's, not over and not ended. One that
+// is in use was looked at before.
 func (a *Agents) Known(r *http.Request, id string) (mcp.Peer, bool) {
+	c := callerOf(r)
+	a.mu.Lock()
+	l := a.live[liveKey{c.agent, c.who, id}]
+	a.mu.Unlock()
+	if l != nil && l.until > 0 {
+		return l.peer, a.o.Clock.Now().Unix() <= l.until && (a.o.Ended == nil || !a.o.Ended.Has(id))
+	}
+	p, _, ok := a.open(c, id)
+	return p, ok
+}
+
+// open reads a session id.
+func (a *Agents) open(c caller, id string) (mcp.Peer, int64, bool) {
 	i := strings.LastIndexByte(id, '.')
 	if i < 0 || len(id) > 256 {
-		return mcp.Peer{}, false
+		return mcp.Peer{}, 0, false
 	}
 	head := id[:i]
 	var mac [64]byte
 	n, err := base64.RawURLEncoding.Decode(mac[:], []byte(id[i+1:min(len(id), i+1+80)]))
-	if err != nil || !a.o.Check(sessionPurpose, bound(head, callerOf(r)), mac[:n]) {
-		return mcp.Peer{}, false
+	if err != nil || !a.o.Check(sessionPurpose, bound(head, c), mac[:n]) {
+		return mcp.Peer{}, 0, false
 	}
 	parts := strings.Split(head, ".")
 	if len(parts) != 3 {
-		return mcp.Peer{}, false
+		return mcp.Peer{}, 0, false
 	}
 	until, err := strconv.ParseInt(parts[2], 10, 64)
 	if err != nil || a.o.Clock.Now().Unix() > until || a.o.Ended != nil && a.o.Ended.Has(id) {
-		return mcp.Peer{}, false
+		return mcp.Peer{}, 0, false
 	}
 	random, err := base64.RawURLEncoding.DecodeString(parts[1])
 	if err != nil || len(random) == 0 {
-		return mcp.Peer{}, false
+		return mcp.Peer{}, 0, false
 	}
 	p := mcp.Peer{Version: mcp.Version20251125, Capabilities: capabilities[random[0]&^oldVersion&maxFlags]}
 	if random[0]&oldVersion != 0 {
 		p.Version = mcp.Version20250618
 	}
-	return p, true
+	return p, until, true
 }
 
 // End ends a session, here and everywhere.

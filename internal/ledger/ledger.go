@@ -116,7 +116,7 @@ func (l *Ledger) Wait(ctx context.Context, c *plane.Call) error {
 		if err := l.store.MoveCall(t, &row, plane.CallDispatched); err != nil {
 			return err
 		}
-		return l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, Outcome: string(plane.CallAwaitingInput)})
+		return l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, At: c.PlannedAt, Outcome: string(plane.CallAwaitingInput)})
 	})
 	if err == nil {
 		c.State, c.Waited = row.State, true
@@ -134,7 +134,7 @@ func (l *Ledger) Again(ctx context.Context, c *plane.Call, end plane.Ending) (bo
 		return true, nil
 	}
 	return true, l.store.Write(ctx, func(t plane.Tx) error {
-		return l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, Outcome: string(NothingRan), Detail: end.Detail})
+		return l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, At: c.PlannedAt, Outcome: string(NothingRan), Detail: end.Detail})
 	})
 }
 
@@ -164,7 +164,7 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 			}
 			if from == plane.CallDispatched {
 				// Again has closed it already where a second attempt was not reached.
-				a := plane.Attempt{Call: row.ID, N: attempted, Outcome: string(verdict), Detail: end.Detail}
+				a := plane.Attempt{Call: row.ID, N: attempted, At: row.PlannedAt, Outcome: string(verdict), Detail: end.Detail}
 				if err := ignoreConflict(l.store.EndAttempt(t, a)); err != nil {
 					return err
 				}
@@ -211,7 +211,7 @@ func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
 			if err := l.store.MoveCall(t, &row, plane.CallDispatched); err != nil {
 				return ignoreConflict(err) // it ended after all
 			}
-			return ignoreConflict(l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, Outcome: string(Uncertain), Detail: stoppedDetail}))
+			return ignoreConflict(l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, At: c.PlannedAt, Outcome: string(Uncertain), Detail: stoppedDetail}))
 		})
 		if err != nil {
 			return err
@@ -234,7 +234,7 @@ func (l *Ledger) Recover(ctx context.Context, run plane.RunID) ([]plane.Call, er
 			continue
 		}
 		err := l.store.Write(ctx, func(t plane.Tx) error {
-			lost := plane.Attempt{Call: c.ID, N: c.Attempts, Outcome: string(Uncertain), Detail: stoppedDetail}
+			lost := plane.Attempt{Call: c.ID, N: c.Attempts, At: c.PlannedAt, Outcome: string(Uncertain), Detail: stoppedDetail}
 			if c.Class == plane.Query {
 				lost.Outcome = "lost"
 				return ignoreConflict(l.store.EndAttempt(t, lost))

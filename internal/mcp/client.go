@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
@@ -341,8 +342,9 @@ func (c *Client) request(ctx context.Context, method string, body []byte) (*http
 		Header: make(http.Header, 8)}
 	req = req.WithContext(ctx)
 	if body != nil {
-		// No GetBody, and never NoBody: net/http must have no way to send twice.
-		req.Body = &onceBody{Reader: *bytes.NewReader(body)}
+		// No GetBody, and never NoBody: net/http must have no way to send twice. Of this
+		// reader it knows that it does not block, and sends head and body as one.
+		req.Body = io.NopCloser(bytes.NewReader(body))
 		req.ContentLength = int64(len(body))
 		req.Header["Content-Type"] = jsonType
 	}
@@ -372,7 +374,3 @@ var (
 	jsonType   = []string{"application/json"}
 	acceptBoth = []string{"application/json, text/event-stream"}
 )
-
-type onceBody struct{ bytes.Reader }
-
-func (*onceBody) Close() error { return nil }

@@ -29,7 +29,7 @@ func tuned() *http.Transport {
 		ForceAttemptHTTP2:   true,
 		DisableCompression:  true, // the wire decodes, with its own cap
 		WriteBufferSize:     8 << 10,
-		ReadBufferSize:      32 << 10,
+		ReadBufferSize:      4 << 10,
 		// Server headers are bounded too.
 		MaxResponseHeaderBytes: 64 << 10,
 	}

@@ -44,16 +44,13 @@ func standingArgs(c *plane.Call) []any {
 	return []any{c.Connection, c.Version, c.Fence, c.Run, c.Fence}
 }
 
-// InsertDispatched adds a call in state dispatched with its first attempt, if it
-// still stands.
+// InsertDispatched adds a call in state dispatched, if it still stands. Its first
+// attempt has no row of its own before it ends: the call's says as much.
 func (s *Store) InsertDispatched(t plane.Tx, c *plane.Call) error {
 	x := own(t)
 	res, err := x.exec(`INSERT INTO calls (`+callColumns+`)
 		SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE`+standing, append(callArgs(c), standingArgs(c)...)...)
-	if err := exactly(res, err, 1, notStanding()); err != nil {
-		return err
-	}
-	return s.addAttempt(x, c.ID, 1)
+	return exactly(res, err, 1, notStanding())
 }
 
 // Dispatch moves a call from planned, from waiting for input, or from a dispatch
@@ -77,10 +74,17 @@ func (s *Store) addAttempt(x *tx, id plane.CallID, n int) error {
 	return err
 }
 
-// EndAttempt writes down how an attempt ended.
+// EndAttempt writes down how an attempt ended. At is when it began, where it has no
+// row yet.
 func (s *Store) EndAttempt(t plane.Tx, a plane.Attempt) error {
-	res, err := own(t).exec(`UPDATE attempts SET done_at = ?, outcome = ?, detail = ? WHERE call = ? AND n = ? AND outcome = ''`,
-		plane.Micros(t.Now()), a.Outcome, a.Detail, a.Call, a.N)
+	now := plane.Micros(t.Now())
+	at := now
+	if !a.At.IsZero() {
+		at = plane.Micros(a.At)
+	}
+	res, err := own(t).exec(`INSERT INTO attempts (call, n, at, done_at, outcome, detail) VALUES (?, ?, ?, ?, ?, ?)
+		ON CONFLICT (call, n) DO UPDATE SET done_at = excluded.done_at, outcome = excluded.outcome, detail = excluded.detail WHERE attempts.outcome = ''`,
+		a.Call, a.N, at, now, a.Outcome, a.Detail)
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The attempt has ended already."))
 }
 
@@ -107,7 +111,7 @@ func (s *Store) CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, 
 		c, err := scanCall(r)
 		out = append(out, c)
 		return err
-	}, `SELECT `+callColumns+` FROM calls WHERE run = ? ORDER BY planned_at, id`, run)
+	}, `SELECT `+callColumns+` FROM calls WHERE run = ? AND fence > 0 ORDER BY planned_at, id`, run)
 	return out, err
 }
 
@@ -148,7 +152,7 @@ func (s *Store) AttemptsOfRun(ctx context.Context, run plane.RunID) ([]plane.Att
 		out = append(out, a)
 		return err
 	}, `SELECT a.call, a.n, a.at, a.done_at, a.outcome, a.detail FROM attempts a JOIN calls c ON c.id = a.call
-		WHERE c.run = ? ORDER BY a.at, a.call, a.n`, run)
+		WHERE c.run = ? AND c.fence > 0 ORDER BY a.at, a.call, a.n`, run)
 	return out, err
 }
 

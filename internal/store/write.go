@@ -26,6 +26,8 @@ type tx struct {
 	s    *Store
 	pg   *sql.Tx
 	conn *sql.Conn // SQLite's one writing connection
+
+	changed bool // SQLite: the closure that runs has changed something
 }
 
 // Now is the time that everything in this transaction compares with.
@@ -39,7 +41,12 @@ func (t *tx) exec(q string, args ...any) (sql.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return st.ExecContext(t.ctx, args...)
+	res, err := st.ExecContext(t.ctx, args...)
+	if err == nil {
+		n, _ := res.RowsAffected() // SQLite always tells
+		t.changed = t.changed || n > 0
+	}
+	return res, err
 }
 
 func (t *tx) query(q string, args ...any) (*sql.Rows, error) {
@@ -70,9 +77,9 @@ func (t *tx) each(scan func(*sql.Rows) error, q string, args ...any) error {
 func own(t plane.Tx) *tx { return t.(*tx) }
 
 // Write runs fn in one transaction and returns when it is durable. On SQLite
-// closures that wait together share a commit, each under a savepoint of its own;
-// on PostgreSQL each has its own transaction. fn must only use the Tx, must not
-// call Write, and may run again only if Write returned an error.
+// closures that wait together share a commit, and one that fails takes no other with
+// it; on PostgreSQL each has its own transaction. fn must only use the Tx and must
+// not call Write. It may run more than once: what counts is its last time.
 func (s *Store) Write(ctx context.Context, fn func(plane.Tx) error) error {
 	if !s.pg {
 		return s.batch.do(ctx, fn)
@@ -331,48 +338,69 @@ func (b *batcher) commit(batch []job) {
 	}
 }
 
+// errAgain says that a closure failed half way, so that the batch has to be written
+// with a savepoint for each.
+var errAgain = errors.New("store: a closure of the batch failed half way")
+
+// writeSQLite commits a batch. Savepoints cost two statements each, and hardly any
+// closure fails after it has changed something: only a batch with such a one is
+// written again under them.
 func (b *batcher) writeSQLite(batch []job) []error {
-	ctx := context.Background()
-	errs := make([]error, len(batch))
-	fail := func(err error) []error {
-		b.plain(ctx, "ROLLBACK") // fails when nothing was begun, which is as good
+	errs, err := b.transaction(batch, false)
+	if errors.Is(err, errAgain) {
+		errs, err = b.transaction(batch, true)
+	}
+	if err != nil {
 		for i := range errs {
 			if errs[i] == nil {
 				errs[i] = err
 			}
 		}
-		return errs
 	}
+	return errs
+}
+
+func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err error) {
+	ctx := context.Background()
+	errs = make([]error, len(batch))
+	defer func() {
+		if err != nil {
+			b.plain(ctx, "ROLLBACK") // fails when nothing was begun, which is as good
+		}
+	}()
 	if err := b.plain(ctx, "BEGIN IMMEDIATE"); err != nil {
-		return fail(err)
+		return errs, err
 	}
 	t := &tx{ctx: ctx, now: b.s.clock.Now(), s: b.s, conn: b.conn}
 	for i, j := range batch {
-		if len(batch) > 1 {
+		if savepoints {
 			if err := b.plain(ctx, "SAVEPOINT one"); err != nil {
-				return fail(err)
+				return errs, err
 			}
 		}
+		t.changed = false
 		errs[i] = run(j.fn, t)
 		switch {
-		case errs[i] != nil && len(batch) == 1:
-			return fail(errs[i])
-		case errs[i] != nil:
+		case savepoints && errs[i] != nil:
 			if err := b.plain(ctx, "ROLLBACK TO one"); err != nil {
-				return fail(err)
+				return errs, err
 			}
+		case errs[i] != nil && len(batch) == 1:
+			return errs, errs[i]
+		case errs[i] != nil && t.changed:
+			return make([]error, len(batch)), errAgain
 		}
-		if len(batch) > 1 {
+		if savepoints {
 			if err := b.plain(ctx, "RELEASE one"); err != nil {
-				return fail(err)
+				return errs, err
 			}
 		}
 	}
 	if err := b.plain(ctx, "COMMIT"); err != nil {
-		return fail(err)
+		return errs, err
 	}
 	b.count(len(batch))
-	return errs
+	return errs, nil
 }
 
 func (b *batcher) plain(ctx context.Context, q string) error {

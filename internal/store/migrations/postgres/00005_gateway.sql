@@ -1,4 +1,6 @@
 -- +goose Up
+DROP INDEX calls_run;
+CREATE INDEX calls_run ON calls (run) WHERE fence > 0;
 CREATE INDEX calls_waiting ON calls (planned_at) WHERE state = 'awaiting_input';
 CREATE TABLE bare_names (
   agent      TEXT NOT NULL,
