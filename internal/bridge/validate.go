@@ -43,7 +43,8 @@ type compiled struct {
 
 // checker is one schema that was compiled, or the reason why it was not.
 type checker struct {
-	why string
+	why  string
+	flat *flat // nil where the schema says more
 
 	mu     sync.Mutex // one check at a time: steps belong to it
 	steps  int
@@ -125,7 +126,9 @@ func compile(raw json.RawMessage) *checker {
 	}
 	if c.schema, err = comp.Compile("mem:///tool"); err != nil {
 		c.why = "the schema does not compile"
+		return c
 	}
+	c.flat = flatten(raw)
 	return c
 }
 
@@ -244,7 +247,7 @@ func (s stepper) Validate(*jsonschema.ValidatorContext, any) {
 // check returns what does not fit, in our own words but for names, or nothing.
 // What cannot be checked fits.
 func (c *checker) check(raw json.RawMessage) (faults []string) {
-	if c.schema == nil || len(raw) > maxChecked || hugeNumber(raw) {
+	if c.schema == nil || c.flat != nil && c.flat.fits(raw) || len(raw) > maxChecked || hugeNumber(raw) {
 		return nil
 	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))

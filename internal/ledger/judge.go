@@ -103,23 +103,26 @@ func eventOf(to plane.CallState) Event {
 //
 // It reports false for a step that does not exist.
 func Next(from plane.CallState, ev Event) (plane.CallState, bool) {
-	type step struct {
-		from plane.CallState
-		ev   Event
-	}
-	to, ok := map[step]plane.CallState{
-		{plane.CallPlanned, EvDispatch}:        plane.CallDispatched,
-		{plane.CallPlanned, EvFail}:            plane.CallFailed,
-		{plane.CallDispatched, EvDispatch}:     plane.CallDispatched,
-		{plane.CallDispatched, EvAsk}:          plane.CallAwaitingInput,
-		{plane.CallAwaitingInput, EvDispatch}:  plane.CallDispatched,
-		{plane.CallAwaitingInput, EvFail}:      plane.CallFailed,
-		{plane.CallAwaitingInput, EvLoseTrack}: plane.CallUnknown,
-		{plane.CallDispatched, EvSucceed}:      plane.CallSucceeded,
-		{plane.CallDispatched, EvFail}:         plane.CallFailed,
-		{plane.CallDispatched, EvLoseTrack}:    plane.CallUnknown,
-		{plane.CallUnknown, EvResolveDone}:     plane.CallResolvedDone,
-		{plane.CallUnknown, EvResolveNotDone}:  plane.CallResolvedNotDone,
-	}[step{from, ev}]
+	to, ok := steps[step{from, ev}]
 	return to, ok
+}
+
+type step struct {
+	from plane.CallState
+	ev   Event
+}
+
+var steps = map[step]plane.CallState{
+	{plane.CallPlanned, EvDispatch}:        plane.CallDispatched,
+	{plane.CallPlanned, EvFail}:            plane.CallFailed,
+	{plane.CallDispatched, EvDispatch}:     plane.CallDispatched,
+	{plane.CallDispatched, EvAsk}:          plane.CallAwaitingInput,
+	{plane.CallAwaitingInput, EvDispatch}:  plane.CallDispatched,
+	{plane.CallAwaitingInput, EvFail}:      plane.CallFailed,
+	{plane.CallAwaitingInput, EvLoseTrack}: plane.CallUnknown,
+	{plane.CallDispatched, EvSucceed}:      plane.CallSucceeded,
+	{plane.CallDispatched, EvFail}:         plane.CallFailed,
+	{plane.CallDispatched, EvLoseTrack}:    plane.CallUnknown,
+	{plane.CallUnknown, EvResolveDone}:     plane.CallResolvedDone,
+	{plane.CallUnknown, EvResolveNotDone}:  plane.CallResolvedNotDone,
 }

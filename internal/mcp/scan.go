@@ -37,6 +37,7 @@ type scanner struct {
 	depth   int
 	reading Reading
 	keys    [][]byte // of the objects that are open, innermost last
+	room    [12][]byte
 
 	// inner, when set, is asked for a visitor of the outermost object's members
 	// that are objects themselves, so that two levels take one pass.
@@ -228,7 +229,7 @@ func (s *scanner) object(fn func(key string, value []byte) error) error {
 			return err
 		}
 		if fn != nil {
-			if err := fn(string(key), s.b[from:s.i:s.i]); err != nil {
+			if err := fn(interned(key), s.b[from:s.i:s.i]); err != nil {
 				return err
 			}
 		}
@@ -260,6 +261,23 @@ func (s *scanner) member(key []byte) error {
 	return s.value()
 }
 
+// names are members that nearly every message has; they need no string of their own.
+var names = func() map[string]string {
+	out := map[string]string{}
+	for _, n := range []string{"jsonrpc", "id", "method", "params", "result", "error", "name", "arguments", "_meta", "progressToken", "content", "isError",
+		"structuredContent", "resultType", "uri", "cursor", "inputResponses", "requestState", "text", "type", metaVersion, metaCapabilities, metaClientInfo} {
+		out[n] = n
+	}
+	return out
+}()
+
+func interned(key []byte) string {
+	if n, ok := names[string(key)]; ok {
+		return n
+	}
+	return string(key)
+}
+
 // unique compares a few keys in place and moves to a map when there are many.
 func (s *scanner) unique(base int, many map[string]struct{}, key []byte) (map[string]struct{}, error) {
 	if many == nil {
@@ -267,6 +285,9 @@ func (s *scanner) unique(base int, many map[string]struct{}, key []byte) (map[st
 			if bytes.Equal(k, key) {
 				return nil, s.fail("a member stands twice")
 			}
+		}
+		if s.keys == nil {
+			s.keys = s.room[:0]
 		}
 		s.keys = append(s.keys, key)
 		if len(s.keys)-base > 24 {

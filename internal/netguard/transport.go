@@ -28,7 +28,7 @@ func tuned() *http.Transport {
 		TLSHandshakeTimeout: 10 * time.Second,
 		ForceAttemptHTTP2:   true,
 		DisableCompression:  true, // the wire decodes, with its own cap
-		WriteBufferSize:     8 << 10,
+		WriteBufferSize:     4 << 10,
 		ReadBufferSize:      4 << 10,
 		// Server headers are bounded too.
 		MaxResponseHeaderBytes: 64 << 10,

@@ -17,6 +17,8 @@ const (
 	maxBatch  = 256
 	maxLazy   = 4096
 	lazyDelay = 50 * time.Millisecond
+
+	gatherTime = 500 * time.Microsecond
 )
 
 // tx is the plane.Tx of both engines.
@@ -172,11 +174,13 @@ type batcher struct {
 	once  sync.Once
 	stmts map[string]*sql.Stmt // of conn; used by the goroutine only
 	conn  *sql.Conn
+	crowd int // how many wrote at once lately
 
 	mu      sync.Mutex
 	closed  bool
 	lazy    []func(plane.Tx) error
 	armed   bool
+	due     bool
 	wake    chan struct{}
 	commits int64
 	writes  int64
@@ -231,6 +235,9 @@ func (b *batcher) later(fn func(plane.Tx) error) error {
 	if !b.armed {
 		b.armed = true
 		time.AfterFunc(lazyDelay, func() {
+			b.mu.Lock()
+			b.due = true
+			b.mu.Unlock()
 			select {
 			case b.wake <- struct{}{}:
 			default:
@@ -240,11 +247,16 @@ func (b *batcher) later(fn func(plane.Tx) error) error {
 	return nil
 }
 
-func (b *batcher) takeLazy() []func(plane.Tx) error {
+// takeLazy takes what waits lazily, when its time has come or there is much of it:
+// written together it costs less than a bit of it with every commit.
+func (b *batcher) takeLazy(now bool) []func(plane.Tx) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if !now && !b.due && len(b.lazy) < maxLazy/4 {
+		return nil
+	}
 	out := b.lazy
-	b.lazy, b.armed = nil, false
+	b.lazy, b.armed, b.due = nil, false, false
 	return out
 }
 
@@ -288,9 +300,19 @@ func (b *batcher) loop() {
 	}
 }
 
-// gather takes what else waits already.
+// gather takes what else waits already. Where several wrote at once a moment ago it
+// waits a little for the others: a commit costs more than that.
 func (b *batcher) gather(first job) []job {
-	batch := append(make([]job, 0, 16), first)
+	batch := b.waiting(append(make([]job, 0, 16), first))
+	if b.crowd > 1 && len(batch) < b.crowd && !b.s.pg {
+		time.Sleep(gatherTime)
+		batch = b.waiting(batch)
+	}
+	b.crowd = max(len(batch), b.crowd-1)
+	return batch
+}
+
+func (b *batcher) waiting(batch []job) []job {
 	for len(batch) < maxBatch {
 		select {
 		case j := <-b.jobs:
@@ -311,7 +333,7 @@ func (b *batcher) count(writes int) {
 
 // commit writes the batch, and whatever waits lazily, as one transaction.
 func (b *batcher) commit(batch []job) {
-	for _, fn := range b.takeLazy() {
+	for _, fn := range b.takeLazy(len(batch) == 0) {
 		batch = append(batch, job{fn: fn})
 	}
 	if len(batch) == 0 {
