@@ -52,7 +52,7 @@ type Figures struct {
 }
 
 func main() {
-	debug.SetGCPercent(300) // as cmd/patchbay does
+	debug.SetGCPercent(200) // as cmd/patchbay does
 	if a := os.Getenv("BENCH_PPROF"); a != "" {
 		go func() { log.Println(http.ListenAndServe(a, nil)) }()
 	}

@@ -122,5 +122,22 @@ func (s *Session) post(msg string) (http.Header, error) {
 	return resp.Header, nil
 }
 
-// Close ends the connection.
-func (s *Session) Close() { s.conn.Close() }
+// Close ends the session, as clients do, and the connection.
+func (s *Session) Close() {
+	defer s.conn.Close()
+	s.end()
+}
+
+// end asks for the session's end.
+func (s *Session) end() {
+	head := bytes.Replace(s.head, []byte("POST "), []byte("DELETE "), 1)
+	if s.conn.SetDeadline(time.Now().Add(5*time.Second)) != nil {
+		return
+	}
+	if _, err := s.conn.Write(append(head, "0\r\n\r\n"...)); err != nil {
+		return
+	}
+	if resp, err := http.ReadResponse(s.br, nil); err == nil {
+		resp.Body.Close()
+	}
+}

@@ -52,7 +52,16 @@ func main() {
 		n := in.Kib << 10
 		return strings.Repeat(line, n/len(line)+1)[:n], nil
 	})
-	for i := range 99 {
+	// The same by the SDK's own encoder: what a result of that size costs in the field.
+	add("page", `{"type":"object","properties":{"kib":{"type":"integer"}},"required":["kib"]}`, func(raw json.RawMessage) (string, error) {
+		var in struct{ Kib int }
+		if err := json.Unmarshal(raw, &in); err != nil || in.Kib < 0 || in.Kib > 1024 {
+			return "", fmt.Errorf("kib is 0 to 1024")
+		}
+		n := in.Kib << 10
+		return strings.Repeat(line, n/len(line)+1)[:n], nil
+	})
+	for i := range 98 {
 		add(fmt.Sprintf("filler_%03d", i), `{"type":"object","properties":{"query":{"type":"string","description":"What to look for, in words."},"limit":{"type":"integer","minimum":1,"maximum":500}},"required":["query"]}`,
 			func(json.RawMessage) (string, error) { return "ok", nil })
 	}

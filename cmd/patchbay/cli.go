@@ -75,7 +75,7 @@ type exited int
 
 // gcPercent is how much garbage a collection waits for. More saves little: small calls
 // make little of it, and memory is what a fleet of replicas pays for.
-const gcPercent = 100
+const gcPercent = 200
 
 // Main runs one command line and returns its exit code.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {

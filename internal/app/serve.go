@@ -107,7 +107,7 @@ func (a *App) maintain(ctx context.Context) {
 	}
 	every(time.Minute, a.agents.Reap)
 	every(10*time.Minute, func() {
-		if err := a.store.SweepSessions(ctx); err != nil && ctx.Err() == nil {
+		if err := errors.Join(a.store.SweepSessions(ctx), a.ended.load(ctx)); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("sessions that are over could not be forgotten", "err", err)
 		}
 	})

@@ -4,8 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"maps"
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
@@ -13,56 +12,62 @@ import (
 // with a copy here that requests are checked against.
 type endedSessions struct {
 	a  *App
-	by atomic.Pointer[map[string]time.Time]
+	mu sync.RWMutex
+	by map[[16]byte]int64 // by digest, until when, in seconds
 }
 
-func digestOf(session string) string {
+func digestOf(session string) (d [16]byte) {
 	sum := sha256.Sum256([]byte(session))
-	return hex.EncodeToString(sum[:])
+	copy(d[:], sum[:])
+	return d
 }
 
 // Add ends a session at every replica.
 func (e *endedSessions) Add(ctx context.Context, session string, until time.Time) error {
 	d := digestOf(session)
-	for {
-		old := e.by.Load()
-		next := map[string]time.Time{d: until}
-		if old != nil {
-			next = maps.Clone(*old)
-			next[d] = until
-		}
-		if e.by.CompareAndSwap(old, &next) {
-			break
-		}
+	e.put(d, until)
+	return e.a.store.RevokeSession(ctx, hex.EncodeToString(d[:]), until)
+}
+
+func (e *endedSessions) put(d [16]byte, until time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.by == nil {
+		e.by = map[[16]byte]int64{}
 	}
-	return e.a.store.RevokeSession(ctx, d, until)
+	e.by[d] = until.Unix()
 }
 
 // Has reports that a session was ended.
 func (e *endedSessions) Has(session string) bool {
-	by := e.by.Load()
-	if by == nil || len(*by) == 0 {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if len(e.by) == 0 {
 		return false
 	}
-	_, ok := (*by)[digestOf(session)]
+	_, ok := e.by[digestOf(session)]
 	return ok
 }
 
-// load reads them anew.
+// load takes in what other replicas ended, and forgets what is over.
 func (e *endedSessions) load(ctx context.Context) error {
-	old := e.by.Load()
 	now := e.a.o.Clock.Now()
-	next, err := e.a.store.RevokedSessions(ctx, now)
+	stored, err := e.a.store.RevokedSessions(ctx, now)
 	if err != nil {
 		return err
 	}
-	if old != nil { // what was ended here while they were read
-		for d, until := range *old {
-			if until.After(now) {
-				next[d] = until
-			}
+	for text, until := range stored {
+		var d [16]byte
+		if n, err := hex.Decode(d[:], []byte(text)); err == nil && n == len(d) {
+			e.put(d, until)
 		}
 	}
-	e.by.CompareAndSwap(old, &next)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for d, until := range e.by {
+		if until <= now.Unix() {
+			delete(e.by, d)
+		}
+	}
 	return nil
 }

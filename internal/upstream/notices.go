@@ -89,6 +89,13 @@ func (p *Pool) Subscribe(ctx context.Context, g policy.Grant, id plane.SessionID
 	}
 	defer p.release(s)
 	if on {
+		p.mu.Lock()
+		begin := !s.listens
+		s.listens = true
+		p.mu.Unlock()
+		if begin { // what is told of it comes by this session
+			s.client.Listen()
+		}
 		err = s.client.Subscribe(ctx, uri)
 	} else {
 		err = s.client.Unsubscribe(ctx, uri)

@@ -76,6 +76,6 @@ func (p *Pool) DropOlder(id plane.ConnectionID, version int64) {
 	delete(p.breakers, id)
 	p.mu.Unlock()
 	if len(gone) > 0 {
-		p.spawn(func() { closeAll(gone) })
+		p.spawn(func() { p.closeAll(gone) })
 	}
 }

@@ -68,6 +68,8 @@ type session struct {
 	lease  *connect.Lease
 	used   time.Time
 	busy   int
+
+	listens bool // to what the server tells by itself
 }
 
 type opening struct {
@@ -96,15 +98,40 @@ func (p *Pool) Close() {
 	p.mu.Unlock()
 	close(p.stop)
 	p.workers.Wait()
-	closeAll(all)
+	p.closeAll(all)
 }
 
-func closeAll(all []*session) {
+func (p *Pool) closeAll(all []*session) {
+	p.listen(all)
 	var wg sync.WaitGroup
 	for _, s := range all {
 		wg.Go(func() { s.client.Close(); s.lease.Close() })
 	}
 	wg.Wait()
+}
+
+// listen has one session of each connection hear what its server tells by itself: of
+// those that are gone, another takes the place. A stream for every session would cost
+// both sides a connection each and say the same.
+func (p *Pool) listen(gone []*session) {
+	var begin []*session
+	p.mu.Lock()
+	for _, g := range gone {
+		if !g.listens || p.closed {
+			continue
+		}
+		for k, s := range p.sessions {
+			if k.conn == g.key.conn && k.version == g.key.version && k.who == g.key.who && !s.listens {
+				s.listens = true
+				begin = append(begin, s)
+				break
+			}
+		}
+	}
+	p.mu.Unlock()
+	for _, s := range begin {
+		s.client.Listen()
+	}
 }
 
 // End closes what was opened for one bridge session alone.
@@ -119,7 +146,7 @@ func (p *Pool) End(id plane.SessionID) {
 	}
 	p.mu.Unlock()
 	if len(gone) > 0 {
-		p.spawn(func() { closeAll(gone) })
+		p.spawn(func() { p.closeAll(gone) })
 	}
 }
 
@@ -156,7 +183,7 @@ func (p *Pool) reap() {
 			}
 		}
 		p.mu.Unlock()
-		closeAll(gone)
+		p.closeAll(gone)
 	}
 }
 
@@ -250,7 +277,7 @@ func (p *Pool) begin(ctx context.Context, g policy.Grant, w who, shared, single,
 	era := p.eras[conn.Endpoint]
 	p.workers.Go(func() {
 		if victim != nil {
-			closeAll([]*session{victim})
+			p.closeAll([]*session{victim})
 		}
 		p.open(context.WithoutCancel(ctx), g, o, opens{era, w.offers, p.noticed(g, shared, single)}, shared, single, flight)
 	})
@@ -277,6 +304,7 @@ func (p *Pool) open(ctx context.Context, g policy.Grant, o *opening, how opens, 
 		if p.closed {
 			err = plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
 		} else {
+			s.listens = !p.heard(s.key)
 			p.sessions[s.key] = s
 		}
 	} else if mcp.AsError(err).Ending.Fault == plane.FaultProtocol {
@@ -287,10 +315,22 @@ func (p *Pool) open(ctx context.Context, g policy.Grant, o *opening, how opens, 
 	p.mu.Unlock()
 	close(o.done)
 	if o.err == nil {
-		s.client.Listen()
+		if s.listens {
+			s.client.Listen()
+		}
 	} else if s != nil {
-		closeAll([]*session{s})
+		p.closeAll([]*session{s})
 	}
+}
+
+// heard reports that another session of the same account listens. The lock is held.
+func (p *Pool) heard(k key) bool {
+	for o, s := range p.sessions {
+		if o.conn == k.conn && o.version == k.version && o.who == k.who && s.listens {
+			return true
+		}
+	}
+	return false
 }
 
 // makeRoom holds the bound on sessions: the oldest idle one has to go.
@@ -402,7 +442,7 @@ func (p *Pool) drop(s *session) {
 	}
 	p.mu.Unlock()
 	if mine {
-		p.spawn(func() { closeAll([]*session{s}) })
+		p.spawn(func() { p.closeAll([]*session{s}) })
 	}
 }
 
