@@ -56,6 +56,10 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		if err := c.oneOf("agents."+slug+".search", string(a.Search), string(plane.SearchAuto), string(plane.SearchOn), string(plane.SearchOff)); err != nil {
 			return nil, err
 		}
+		var err error
+		if a.Throttle, err = c.throttle("agents."+slug, cc.Calls, cc.Rate, nil); err != nil {
+			return nil, err
+		}
 		if cc.Tools != nil {
 			a.Tools = *cc.Tools
 		}
@@ -74,6 +78,27 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		out[slug] = a
 	}
 	return out, nil
+}
+
+// throttle reads what an agent or connection says of its calls.
+func (c *Config) throttle(path string, calls int, rate string, tools map[string]string) (t plane.Throttle, err error) {
+	if calls < 0 {
+		return t, c.bad(path, "%s: calls must not be negative.", path)
+	}
+	t.InFlight = calls
+	if rate != "" {
+		if t.Rate, err = plane.ParseRate(rate); err != nil {
+			return t, c.bad(path, "%s: %s", path, plane.Public(err).Message)
+		}
+	}
+	for _, glob := range sortedKeys(tools) {
+		r, err := plane.ParseRate(tools[glob])
+		if err != nil {
+			return t, c.bad(path, "%s: %s", path, plane.Public(err).Message)
+		}
+		t.Tools = append(t.Tools, plane.ToolRate{Tool: glob, Rate: r})
+	}
+	return t, nil
 }
 
 // oneOf refuses a value that is none of those.

@@ -62,6 +62,7 @@ type App struct {
 	engine   *run.Engine
 	agents   *ingress.Agents
 	ended    *endedSessions
+	peers    *peers
 	traces   *telemetry.Traces
 	bridge   *bridge.Bridge
 	cats     *catalog.Catalogs
@@ -100,7 +101,7 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 		o.Notice = func(string, ...any) {}
 	}
 	a = &App{o: o, cfg: o.Config, ready: make(chan struct{}), models: map[string]lazyModel{}, ending: newEnding(), failed: make(chan error, 3)}
-	a.ended = &endedSessions{a: a}
+	a.ended, a.peers = &endedSessions{a: a}, &peers{a: a, name: replicaName()}
 	a.replica = &replica{a: a, kick: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
@@ -219,9 +220,16 @@ func (a *App) surfaces() {
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)
+	pass := a.peers.Pass
+	if a.cfg.Cluster.Advertise == "" {
+		pass = nil
+	}
 	a.agents = ingress.NewAgents(ingress.AgentsOptions{Bridge: a.bridge, Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) }, Who: a.principal,
-		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Log: a.o.Log, Ended: a.ended, Link: a.connectionPage, Version: a.o.Version, Replica: replicaName(), Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
+		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Log: a.o.Log, Ended: a.ended, Link: a.connectionPage, Version: a.o.Version, Replica: a.peers.name, Pass: pass, Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
 	mux.Handle(ingress.AgentsPath, a.agents)
+	if a.cfg.Cluster.Advertise != "" {
+		mux.Handle(peerPath, a.peers)
+	}
 	a.cats.Changed, a.cats.Converted = a.listsChanged, a.refreshPolicy
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if pages.Serves(r) {

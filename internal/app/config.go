@@ -41,6 +41,7 @@ type Config struct {
 	MCP       Switch          `yaml:"mcp"`
 	Limits    plane.Limits    `yaml:"limits"`
 	Telemetry TelemetryConfig `yaml:"telemetry"`
+	Cluster   ClusterConfig   `yaml:"cluster"`
 
 	path string // of the file, for error messages
 }
@@ -74,6 +75,8 @@ type AgentConfig struct {
 	Results     plane.Results               `yaml:"results"` // raw, or marked as data
 	Names       plane.Names                 `yaml:"names"`   // prefixed, or bare
 	Search      plane.SearchUse             `yaml:"search"`  // auto, on, off
+	Calls       int                         `yaml:"calls"`   // in flight at one replica
+	Rate        string                      `yaml:"rate"`    // as 60/m
 	Connections map[string]ConnectionConfig `yaml:"connections"`
 }
 
@@ -103,6 +106,10 @@ type ConnectionConfig struct {
 	ClientID      string      `yaml:"client_id"` // an OAuth client that the server's operator made
 	ClientSecret  string      `yaml:"client_secret_env"`
 	ClientAuth    string      `yaml:"client_auth"`
+
+	Calls     int               `yaml:"calls"`      // in flight at one replica
+	Rate      string            `yaml:"rate"`       // as 60/m
+	ToolRates map[string]string `yaml:"tool_rates"` // glob: rate
 }
 
 // ToolsConfig says which tools of a connection are used at all.
@@ -123,6 +130,11 @@ type Switch struct {
 
 // On reports the switch's position.
 func (s Switch) On() bool { return s.Enabled == nil || *s.Enabled }
+
+// ClusterConfig is one replica among several.
+type ClusterConfig struct {
+	Advertise string `yaml:"advertise"` // where the others reach this one
+}
 
 // TelemetryConfig says where spans go.
 type TelemetryConfig struct {

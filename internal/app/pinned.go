@@ -48,6 +48,10 @@ func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig)
 		Origin: plane.Pinned, State: plane.StateConnected, CreatedBy: "config", SecretEnv: cc.ClientSecret,
 		OAuth: plane.OAuthOptions{ClientID: cc.ClientID, ClientAuth: cc.ClientAuth},
 		Fixed: plane.Preferences{Allow: cc.Tools.Allow, Deny: cc.Tools.Deny, Hold: cc.NewTools == "hold"}}
+	var err error
+	if conn.Throttle, err = c.throttle(name, cc.Calls, cc.Rate, cc.ToolRates); err != nil {
+		return conn, err
+	}
 	if err := conn.Fixed.Validate(); err != nil {
 		return conn, c.bad("tools", "%s: %s", name, plane.Public(err).Message)
 	}

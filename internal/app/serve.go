@@ -106,6 +106,13 @@ func (a *App) maintain(ctx context.Context) {
 		})
 	}
 	every(time.Minute, a.agents.Reap)
+	tell := func() {
+		if err := a.peers.advertise(ctx); err != nil && ctx.Err() == nil {
+			a.o.Log.Warn("the other replicas could not be told where this one is", "err", err)
+		}
+	}
+	tell()
+	every(advertiseTime, tell)
 	every(10*time.Minute, func() {
 		if err := errors.Join(a.store.SweepSessions(ctx), a.ended.load(ctx)); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("sessions that are over could not be forgotten", "err", err)

@@ -77,6 +77,7 @@ type Bridge struct {
 	offers   offers
 	bare     bareNames
 	indexes  indexes
+	traffic  throttles
 }
 
 // Opening says for whom a session is.
@@ -215,7 +216,7 @@ func (s *Session) Renew(ctx context.Context) error {
 
 // kind is what an offer is made for.
 func (s *Session) kind(snap *policy.Snapshot) offerKey {
-	k := offerKey{agent: s.o.Agent, who: s.o.Principal, dialect: s.o.Dialect}
+	k := offerKey{agent: s.o.Agent, who: s.o.Principal, dialect: s.o.Dialect, client: s.o.Run == ""}
 	if a, ok := snap.Agent(s.o.Agent); ok && s.o.Run == "" {
 		k.bare = a.Names == plane.Bare
 	}

@@ -53,6 +53,7 @@ type Out struct {
 	Typed   bool               // they say their resultType
 	RPC     *mcp.RPCError      // an error that the caller's protocol handles by itself
 	SignIn  plane.ConnectionID // the connection that a person has to sign in first
+	Limit   *plane.Error       // the limit that refused the call, with when to come again
 	Bytes   int
 	Fault   string // class of the failure for spans; empty for none
 }
@@ -118,6 +119,16 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	if faults := s.b.schemas.of(tool.Definition).input.check(args); len(faults) > 0 {
 		return s.refuse(ctx, in, call, "The arguments do not fit the tool's schema, and nothing was sent: "+strings.Join(faults, "; ")+".", "bad_arguments")
 	}
+	conn := grant.Connection()
+	leave, err := s.b.traffic.enter(s.b.Clock.Now(), s.bounds(s.current().agent, &conn, tool.Definition.Name))
+	if err != nil {
+		out, refused := s.refuse(ctx, in, call, plane.Public(err).Message, "limited")
+		if out != nil {
+			out.Limit = plane.Public(err)
+		}
+		return out, refused
+	}
+	defer leave()
 	return s.send(ctx, in, tool, call, grant, args, l)
 }
 

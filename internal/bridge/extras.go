@@ -289,6 +289,12 @@ func (s *Session) Read(ctx context.Context, in Reading) (*Out, error) {
 		call = l.call(s, at.server)
 		req.Extra = l.extra(in.Inputs)
 	}
+	conn := g.Connection()
+	leave, err := s.b.traffic.enter(s.b.Clock.Now(), s.bounds(s.current().agent, &conn, in.Method))
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	return s.read(ctx, in, g, call, req, args)
 }
 

@@ -104,6 +104,13 @@ type offerKey struct {
 	dialect Dialect
 	bare    bool
 	search  plane.SearchUse
+	client  bool // of an agent from elsewhere, not a run of ours
+}
+
+// signsIn reports that a client of ours is shown a connection's tools although
+// somebody has to sign it in again first: their calls say so, with the link.
+func (k offerKey) signsIn(a policy.Attached) bool {
+	return k.client && a.Enabled && a.State == plane.StateAuthError && a.ShadowedBy == (plane.Scope{})
 }
 
 // maxOffers bounds the memory; over it all are made again.
@@ -150,18 +157,20 @@ func (b *Bridge) makeOffer(ctx context.Context, snap *policy.Snapshot, k offerKe
 	for _, a := range attached {
 		srv := Server{Slug: a.Slug, Scope: a.Scope, ID: a.ID, Why: a.Why}
 		var cat *plane.Catalog
-		if srv.Why == "" {
+		if srv.Why == "" || k.signsIn(a) {
 			if cat = b.Catalogs.Get(a.ID); cat != nil {
 				o.catalogs = append(o.catalogs, cat)
 			}
 			if err := failed[a.ID]; err != nil {
 				srv.Why = plane.Public(err).Message
+			} else if srv.Why != "" {
+				// it says that somebody has to sign in
 			} else if cat == nil || cat.Stale(a.Version) {
 				srv.Why = "its tools have not been read yet"
 			}
 		}
 		var ready *preparedTools
-		if srv.Why == "" {
+		if srv.Why == "" || k.signsIn(a) && cat != nil && !cat.Stale(a.Version) {
 			var err error
 			if ready, err = b.prepared.of(ctx, b, snap, a, cat, k); err != nil {
 				return nil, err

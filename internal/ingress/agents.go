@@ -32,12 +32,14 @@ type AgentsOptions struct {
 	Clock   plane.Clock
 	Log     *slog.Logger
 	Version string
-	Replica string                                        // names this process in session ids
-	Ended   Ended                                         // sessions that were ended before their time
-	Link    func(plane.ConnectionID) string               // where a person signs a connection in
-	Pass    func(r *http.Request, to string, body []byte) // to the replica of that name, or to all
-	Idle    time.Duration                                 // a session that is not used ends
-	PerWho  int                                           // sessions of one principal
+	Replica string                          // names this process in session ids
+	Ended   Ended                           // sessions that were ended before their time
+	Link    func(plane.ConnectionID) string // where a person signs a connection in
+	// Pass tells the replica of that name, or every other one, of a message about a
+	// request that is not here. Nil where there are no others.
+	Pass   func(ctx context.Context, to, agent, session string, message []byte) error
+	Idle   time.Duration // a session that is not used ends
+	PerWho int           // sessions of one principal
 }
 
 // Agents serves one MCP endpoint per agent: the tools that the agent may use, of

@@ -199,12 +199,26 @@ func (a *Agents) Subscribe(r *http.Request, uris []string) (end func()) {
 }
 
 // elsewhere passes on what is about a request that another replica holds.
-func (a *Agents) elsewhere(r *http.Request, about string, body []byte) {
-	if a.o.Pass == nil {
-		return
+func (a *Agents) elsewhere(r *http.Request, about string, body []byte) error {
+	to, _, asked := strings.Cut(about, "-") // ids of questions begin with who asks
+	if a.o.Pass == nil || asked && to == a.o.Replica {
+		if asked {
+			return plane.Errorf(plane.Gone, "Nothing here waits for this answer any more.")
+		}
+		return nil
 	}
-	to, _, _ := strings.Cut(about, "-") // ids of questions begin with who asks
-	a.o.Pass(r, to, body)
+	return a.o.Pass(r.Context(), to, callerOf(r).agent, r.Header.Get("Mcp-Session-Id"), body)
+}
+
+// Hear takes in what another replica passed, and reports whether it is about a request
+// here.
+func (a *Agents) Hear(agent, session string, message []byte) bool {
+	s := a.servers()[agent]
+	if s == nil {
+		return false
+	}
+	m, err := mcp.ReadMessage(message, mcp.Strict)
+	return err == nil && s.Aside(session, &m)
 }
 
 // inWords is a call that ended in words of ours, or in the server's marked as data,
@@ -215,8 +229,11 @@ func inWords(out *bridge.Out) json.RawMessage {
 		text += " Next: " + out.Next
 	}
 	body := map[string]any{"content": []any{map[string]string{"type": "text", "text": text}}, "isError": out.IsError}
-	if out.Call != nil && out.IsError {
+	switch {
+	case out.Call != nil && out.IsError:
 		body["_meta"] = map[string]string{"patchbay/call": string(out.Call.ID), "patchbay/state": string(out.Call.State)}
+	case out.Limit != nil:
+		body["_meta"] = map[string]any{"patchbay/limit": out.Limit.Limit, "patchbay/retry_after": out.Limit.RetryAfter.Seconds()}
 	}
 	b, _ := json.Marshal(body) // strings always marshal
 	return b

@@ -40,9 +40,10 @@ type Server struct {
 	MaxBody      int             // bytes of a request; 0 for 4 MiB
 	Name         string          // of this process, in the ids of what it asks clients
 
-	// Elsewhere is told of an answer or a cancellation that is about no request
-	// here: another process may hold it. Nil where there is none.
-	Elsewhere func(r *http.Request, about string, body []byte)
+	// Elsewhere is told of an answer (about is the id it answers) or a cancellation that
+	// is about no request here: another process may hold it. Its error refuses an
+	// answer that nobody waits for. Nil where there is none.
+	Elsewhere func(r *http.Request, about string, body []byte) error
 
 	memory  memoryKeeper
 	clients clients

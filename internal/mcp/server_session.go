@@ -161,19 +161,17 @@ func (s *Server) aside(w http.ResponseWriter, r *http.Request, m *Message, body 
 			return
 		}
 	}
-	w.WriteHeader(http.StatusAccepted)
-	if session == "" {
-		return // nothing here waits for one
-	}
-	if !s.Aside(session, m) && s.Elsewhere != nil {
-		switch {
-		case m.IsAnswer():
-			id, _ := String(m.ID)
-			s.Elsewhere(r, id, body)
-		case m.Method == MethodCancelled:
-			s.Elsewhere(r, "", body)
+	if session != "" && !s.Aside(session, m) && s.Elsewhere != nil {
+		about := ""
+		if m.IsAnswer() {
+			about, _ = String(m.ID)
+		}
+		if err := s.Elsewhere(r, about, body); err != nil && m.IsAnswer() {
+			writeError(w, http.StatusNotFound, m.ID, &RPCError{Code: CodeInvalidRequest, Message: plane.Public(err).Message})
+			return
 		}
 	}
+	w.WriteHeader(http.StatusAccepted)
 }
 
 // Aside delivers an answer or a cancellation to the request of a session that it

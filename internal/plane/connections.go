@@ -135,6 +135,7 @@ type Connection struct {
 	Prefs     Preferences
 	Fixed     Preferences // what config says beside; no command changes it
 	Slot      bool        // known by its address: the account that a client without new_account means
+	Throttle  Throttle    // config alone says it
 }
 
 // Out is the rule that leaves a tool out, or "".

@@ -42,7 +42,9 @@ type Limits struct {
 	FingerprintMaxAge     time.Duration `yaml:"fingerprint_max_age"`
 	IngressSessions       int           `yaml:"ingress_sessions"` // of one principal
 	IngressIdle           time.Duration `yaml:"ingress_idle"`
-	RunLease              time.Duration `yaml:"run_lease"` // how long a run's owner may be silent
+	AgentCalls            int           `yaml:"agent_calls"`      // of one agent, in flight at one replica
+	ConnectionCalls       int           `yaml:"connection_calls"` // at one connection, the same
+	RunLease              time.Duration `yaml:"run_lease"`        // how long a run's owner may be silent
 
 	TicketLife          time.Duration `yaml:"ticket_life"` // of a connect link, and of a started sign-in
 	ConnectionsPerScope int           `yaml:"connections_per_scope"`
@@ -61,7 +63,7 @@ func DefaultLimits() Limits {
 		ResultChars: 30_000, ResultKept: 2 << 20, ResultKeptRun: 16 << 20,
 		CatalogRefresh: 15 * time.Minute, Drain: 20 * time.Second, DrainNotice: time.Second,
 		SessionsPerConnection: 256, SessionIdle: 5 * time.Minute,
-		ToolsOffered: 40, FingerprintMaxAge: time.Minute, IngressSessions: 1000, IngressIdle: 30 * time.Minute, RunLease: 30 * time.Second,
+		ToolsOffered: 40, FingerprintMaxAge: time.Minute, IngressSessions: 1000, IngressIdle: 30 * time.Minute, AgentCalls: 256, ConnectionCalls: 128, RunLease: 30 * time.Second,
 		TicketLife: 10 * time.Minute, ConnectionsPerScope: 200,
 	}
 }
@@ -90,6 +92,7 @@ func (l Limits) Validate() error {
 		{"result_kept_per_run", int64(l.ResultKeptRun)}, {"sessions_per_connection", int64(l.SessionsPerConnection)},
 		{"session_idle", int64(l.SessionIdle)}, {"tools_offered", int64(l.ToolsOffered)},
 		{"ingress_sessions", int64(l.IngressSessions)}, {"ingress_idle", int64(l.IngressIdle)},
+		{"agent_calls", int64(l.AgentCalls)}, {"connection_calls", int64(l.ConnectionCalls)},
 		{"run_lease", int64(l.RunLease)}, {"drain", int64(l.Drain)}, {"ticket_life", int64(l.TicketLife)},
 		{"connections_per_scope", int64(l.ConnectionsPerScope)},
 	} {

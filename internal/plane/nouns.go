@@ -64,6 +64,8 @@ type Agent struct {
 	Description string
 	Operators   []string // who may write its scope: a verified email, or iss|sub
 
+	Throttle Throttle
+
 	// What clients from elsewhere get of it.
 	Results Results   // empty for raw
 	Names   Names     // empty for prefixed
