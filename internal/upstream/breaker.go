@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"math/rand/v2"
+	"net/http"
 	"time"
 
 	"patchbay/internal/mcp"
@@ -13,7 +14,8 @@ import (
 type breaker struct {
 	failures int
 	until    time.Time
-	last     string // why the last try failed, in a sentence
+	last     string    // why the last try failed, in a sentence
+	asked    time.Time // until when the server wants to be left alone
 }
 
 const (
@@ -44,10 +46,39 @@ func (p *Pool) admit(conn plane.Connection) error {
 	return e
 }
 
+// paused refuses while a server has asked to be left alone (Retry-After).
+func (p *Pool) paused(conn *plane.Connection) error {
+	p.mu.Lock()
+	b := p.breakers[conn.ID]
+	var wait time.Duration
+	if b != nil {
+		wait = b.asked.Sub(p.o.Clock.Now())
+	}
+	p.mu.Unlock()
+	if wait <= 0 {
+		return nil
+	}
+	wait = max(wait.Round(time.Second), time.Second)
+	e := plane.Errorf(plane.Limited, "%s limits the rate of requests; it may be asked again in %s.", conn.Slug, wait)
+	e.RetryAfter = wait
+	return e
+}
+
+// leaveAlone notes that a server asked for a pause, where it did.
+func (p *Pool) leaveAlone(id plane.ConnectionID, err error) {
+	e := mcp.AsError(err)
+	if e.RetryAfter <= 0 || e.Ending.Status != http.StatusTooManyRequests && e.Ending.Status != http.StatusServiceUnavailable {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.breaker(id).asked = p.o.Clock.Now().Add(e.RetryAfter)
+}
+
 // result counts how opening went.
 func (b *breaker) result(now time.Time, err error) {
 	if err == nil {
-		*b = breaker{}
+		*b = breaker{asked: b.asked}
 		return
 	}
 	if _, ours := err.(*plane.Error); ours || mcp.AsError(err).Ending.Fault == plane.FaultCancelled {

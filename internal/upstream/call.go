@@ -56,9 +56,13 @@ type Result struct {
 // attempt ended.
 func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result, end plane.Ending, sent bool, err error) {
 	conn := g.Connection()
+	if err := p.paused(&conn); err != nil {
+		return Result{}, endingOf(err), false, err
+	}
 	for {
 		s, err := p.acquire(ctx, g, who{session: r.Session, offers: r.offers()})
 		if err != nil {
+			p.leaveAlone(conn.ID, err)
 			return Result{}, endingOf(err), sent, err
 		}
 		since := p.o.Clock.Now()
@@ -68,6 +72,7 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 		if err == nil || !began {
 			return res, end, sent, err
 		}
+		p.leaveAlone(conn.ID, err)
 		if end.SessionLost {
 			p.drop(s)
 		}
