@@ -141,10 +141,16 @@ func needsInput(t *testing.T) (*fake.MCP, *atomic.Int64) {
 }
 
 // modern sends one request of 2026-07-28 and returns what came.
-func (s *served) modern(agent, token, method, name, members string) (result map[string]any, code float64) {
+func (s *served) modern(token, method, name, members string) (result map[string]any, code float64) {
 	s.t.Helper()
-	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}},"name":%q%s}}`, method, name, members)
-	req, _ := http.NewRequest("POST", s.agentURL(agent), strings.NewReader(body))
+	return s.modernAs(token, `{"elicitation":{}}`, method, name, members)
+}
+
+// modernAs is modern, at the agent general, with what the client can be asked.
+func (s *served) modernAs(token, able, method, name, members string) (result map[string]any, code float64) {
+	s.t.Helper()
+	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":%s},"name":%q%s}}`, method, able, name, members)
+	req, _ := http.NewRequest("POST", s.agentURL("general"), strings.NewReader(body))
 	for k, v := range map[string]string{"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Authorization": "Bearer " + token,
 		"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": method, "Mcp-Name": name} {
 		req.Header.Set(k, v)
@@ -174,7 +180,7 @@ func TestACallWaitsForInput(t *testing.T) {
 	const tool = "mcp__up__wire"
 	first := func() string {
 		t.Helper()
-		res, code := s.modern("general", token, "tools/call", tool, `,"arguments":{"x":"1"}`)
+		res, code := s.modern(token, "tools/call", tool, `,"arguments":{"x":"1"}`)
 		state, _ := res["requestState"].(string)
 		if res["resultType"] != "input_required" || state == "" || state == "theirs" || code != 0 {
 			t.Fatalf("%v %v", res, code)
@@ -182,7 +188,7 @@ func TestACallWaitsForInput(t *testing.T) {
 		return state
 	}
 	leg := func(token, args, state string) (map[string]any, float64) {
-		return s.modern("general", token, "tools/call", tool, fmt.Sprintf(`,"arguments":%s,"inputResponses":{"ok":{"action":"accept","content":{"ok":true}}},"requestState":%q`, args, state))
+		return s.modern(token, "tools/call", tool, fmt.Sprintf(`,"arguments":%s,"inputResponses":{"ok":{"action":"accept","content":{"ok":true}}},"requestState":%q`, args, state))
 	}
 	state := first()
 	for what, c := range map[string][3]string{
@@ -232,11 +238,11 @@ func TestALegSurvivesARestart(t *testing.T) {
 	m, ran := needsInput(t)
 	s := start(t, "", upConfig(m))
 	token := s.agentToken("general")
-	res, _ := s.modern("general", token, "tools/call", "mcp__up__wire", `,"arguments":{}`)
+	res, _ := s.modern(token, "tools/call", "mcp__up__wire", `,"arguments":{}`)
 	state, _ := res["requestState"].(string)
 	s.stop()
 	s = start(t, s.dir, upConfig(m))
-	res, code := s.modern("general", token, "tools/call", "mcp__up__wire", fmt.Sprintf(`,"arguments":{},"inputResponses":{"ok":{"action":"accept"}},"requestState":%q`, state))
+	res, code := s.modern(token, "tools/call", "mcp__up__wire", fmt.Sprintf(`,"arguments":{},"inputResponses":{"ok":{"action":"accept"}},"requestState":%q`, state))
 	if code != 0 || res["isError"] != nil || ran.Load() != 1 {
 		t.Errorf("%v %v, ran %d", res, code, ran.Load())
 	}

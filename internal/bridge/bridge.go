@@ -87,6 +87,7 @@ type Opening struct {
 	Run       plane.RunID // set for own runs, with the fence it is held under
 	Fence     int64
 	CallsUsed int             // by the same run before a restart
+	Client    bool            // an agent from elsewhere
 	Results   plane.Results   // empty for what the agent says
 	Search    plane.SearchUse // empty for what the agent says
 	Dialect   Dialect         // of the schemas that the caller takes
@@ -216,8 +217,8 @@ func (s *Session) Renew(ctx context.Context) error {
 
 // kind is what an offer is made for.
 func (s *Session) kind(snap *policy.Snapshot) offerKey {
-	k := offerKey{agent: s.o.Agent, who: s.o.Principal, dialect: s.o.Dialect, client: s.o.Run == ""}
-	if a, ok := snap.Agent(s.o.Agent); ok && s.o.Run == "" {
+	k := offerKey{agent: s.o.Agent, who: s.o.Principal, dialect: s.o.Dialect, client: s.o.Client}
+	if a, ok := snap.Agent(s.o.Agent); ok && s.o.Client {
 		k.bare = a.Names == plane.Bare
 	}
 	a, _ := snap.Agent(s.o.Agent)

@@ -37,9 +37,12 @@ type AgentsOptions struct {
 	Link    func(plane.ConnectionID) string // where a person signs a connection in
 	// Pass tells the replica of that name, or every other one, of a message about a
 	// request that is not here. Nil where there are no others.
-	Pass   func(ctx context.Context, to, agent, session string, message []byte) error
-	Idle   time.Duration // a session that is not used ends
-	PerWho int           // sessions of one principal
+	Pass func(ctx context.Context, to, agent, session string, message []byte) error
+	Idle time.Duration // a session that is not used ends
+
+	Stopping <-chan struct{} // ends the streams of notices
+	Life     context.Context // ends the calls under way
+	PerWho   int             // sessions of one principal
 }
 
 // Agents serves one MCP endpoint per agent: the tools that the agent may use, of
@@ -234,7 +237,7 @@ func (a *Agents) server(slug string) *mcp.Server {
 	s := a.srv[slug]
 	if s == nil {
 		s = &mcp.Server{Info: mcp.Implementation{Name: "patchbay/" + slug, Version: a.o.Version}, Handler: a, Capabilities: offers, Sessions: true, Keeper: a,
-			Name: a.o.Replica, Elsewhere: a.elsewhere}
+			Name: a.o.Replica, Elsewhere: a.elsewhere, Stopping: a.o.Stopping, Life: a.o.Life}
 		a.srv[slug] = s
 	}
 	return s

@@ -46,7 +46,7 @@ func (a *Agents) session(r *http.Request) (s *bridge.Session, done func(), err e
 	if l.s == nil {
 		// Others of the same session wait for the one who opens it, so that the
 		// opening must not end with its request.
-		l.s, err = a.o.Bridge.Open(context.WithoutCancel(r.Context()), bridge.Opening{Agent: c.agent, Principal: c.who})
+		l.s, err = a.o.Bridge.Open(context.WithoutCancel(r.Context()), bridge.Opening{Agent: c.agent, Principal: c.who, Client: true})
 	} else {
 		err = l.s.Renew(r.Context())
 	}

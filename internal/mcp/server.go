@@ -45,6 +45,10 @@ type Server struct {
 	// answer that nobody waits for. Nil where there is none.
 	Elsewhere func(r *http.Request, about string, body []byte) error
 
+	// Stopping ends the streams of notices, and Life the calls under way. Nil for never.
+	Stopping <-chan struct{}
+	Life     context.Context
+
 	memory  memoryKeeper
 	clients clients
 	asked   atomic.Int64

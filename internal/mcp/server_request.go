@@ -135,6 +135,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, m *Message, p *pa
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
+		if s.Life != nil {
+			defer context.AfterFunc(s.Life, cancel)()
+		}
 		if session := r.Header.Get(headerSession); session != "" {
 			defer s.clients.fly(flight{session, string(m.ID)}, cancel)()
 			if s.Sessions {

@@ -349,6 +349,8 @@ func (s *Server) listen(w http.ResponseWriter, r *http.Request, first []byte, l 
 			}
 		case <-l.gone:
 			return
+		case <-s.Stopping:
+			return
 		case <-r.Context().Done():
 			return
 		}
