@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"patchbay/internal/bridge"
 	"patchbay/internal/model"
 	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
@@ -166,6 +167,28 @@ func (c *Config) provider(name string) (model.Provider, error) {
 		return model.NewAnthropic(e), nil
 	}
 	return model.NewOpenAI(e), nil
+}
+
+// embedder is the endpoint that tool search may ask, where config names one.
+func (c *Config) embedder() (bridge.Embedder, error) {
+	m := c.Embeddings
+	if m.BaseURL == "" {
+		return nil, nil
+	}
+	target, err := hostPort(m.BaseURL)
+	if err != nil || m.Model == "" {
+		return nil, c.bad("embeddings", "embeddings needs a base_url and a model.")
+	}
+	e := model.Endpoint{BaseURL: m.BaseURL, Model: m.Model, Client: &http.Client{Transport: netguard.Infra(target),
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	if m.APIKeyEnv != "" {
+		v, ok := lookup(m.APIKeyEnv)
+		if !ok {
+			return nil, c.bad("embeddings", "The variable %s, which embeddings names, is not set.", m.APIKeyEnv)
+		}
+		e.Key = v
+	}
+	return model.NewEmbedder(e), nil
 }
 
 // hostPort is where a URL's host is dialled.

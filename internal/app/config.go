@@ -37,6 +37,8 @@ type Config struct {
 	Teams  map[string]TeamConfig  `yaml:"teams"`
 	Users  map[string]Tier        `yaml:"users"`
 
+	Embeddings EmbeddingsConfig `yaml:"embeddings"`
+
 	Egress    EgressConfig    `yaml:"egress"`
 	MCP       Switch          `yaml:"mcp"`
 	Limits    plane.Limits    `yaml:"limits"`
@@ -61,6 +63,13 @@ type ModelConfig struct {
 	Schemas   string       `yaml:"schemas"` // of an openai endpoint: openai, or gemini for its subset of JSON Schema
 	Window    int          `yaml:"window"`  // tokens; 0 for what is common for its kind
 	Script    []model.Step `yaml:"script"`
+}
+
+// EmbeddingsConfig is an endpoint that tools are found by meaning with.
+type EmbeddingsConfig struct {
+	BaseURL   string `yaml:"base_url"` // of an API like OpenAI's; empty for none
+	Model     string `yaml:"model"`
+	APIKeyEnv string `yaml:"api_key_env"`
 }
 
 // AgentConfig is one agent, or what differs from a built-in one.

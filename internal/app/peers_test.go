@@ -116,18 +116,16 @@ func TestReplicasShareSessions(t *testing.T) {
 		req, _ := http.NewRequestWithContext(context.Background(), "POST", "http://"+a.a.Addr()+"/internal/peer", strings.NewReader(`{"agent":"general"}`))
 		req.Header.Set("Patchbay-Time", fmt.Sprint(time.Now().Unix()))
 		req.Header.Set("Patchbay-Mac", mac)
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil || resp.StatusCode != 404 {
+		if resp, err := http.DefaultClient.Do(req); err != nil || resp.StatusCode != 404 {
 			t.Errorf("%v %v", resp, err)
 		}
-		resp.Body.Close()
 	}
 	question, _ = call(a, 7)
 	a.stop()
 	if n := status(b, "POST", session, answer(question)); n != 404 {
 		t.Errorf("an answer for a replica that is gone: %d", n)
 	}
-	if done.Load() != 1 {
-		t.Errorf("the tool went on %d times", done.Load())
+	if n := done.Load(); n != 1 {
+		t.Errorf("%d", n)
 	}
 }

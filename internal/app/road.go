@@ -55,6 +55,9 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
 		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Sealer: legs{a.ring}, Names: a.store}
+	if a.bridge.Embeds, err = a.cfg.embedder(); err != nil {
+		return err
+	}
 	if a.store.Kind() != "sqlite" {
 		a.bridge.Fresh = a.replica.fresh
 	}

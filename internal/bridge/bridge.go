@@ -70,6 +70,7 @@ type Bridge struct {
 	Tracer trace.Tracer
 	Sealer Sealer    // of calls that wait for input; nil refuses those
 	Names  NameStore // of bare names; nil forgets them with the process
+	Embeds Embedder  // tools are found by meaning too; nil for by words alone
 
 	schemas  schemas
 	prepared prepared
@@ -77,6 +78,7 @@ type Bridge struct {
 	offers   offers
 	bare     bareNames
 	indexes  indexes
+	vectors  vectors
 	traffic  throttles
 }
 

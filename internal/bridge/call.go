@@ -69,7 +69,7 @@ type Notice = upstream.Notice
 // turn.
 func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	if s.Searching(in.Alias) {
-		return s.Search(in.Arguments)
+		return s.Search(ctx, in.Arguments)
 	}
 	in.Alias, in.Arguments = s.unwrap(in.Alias, in.Arguments)
 	tool, ok := s.Tool(in.Alias)

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -95,6 +96,23 @@ func (x *indexes) of(lists []*preparedTools) *Index {
 	return b.x
 }
 
+// find returns the places of the best tools for a question.
+func (b *Bridge) find(ctx context.Context, o *offer, question string, n int) []int {
+	x := b.indexes.of(o.lists)
+	if b.Embeds == nil {
+		return x.Search(question, n)
+	}
+	var texts []string
+	for _, l := range o.lists {
+		if l != nil {
+			for _, c := range l.tools {
+				texts = append(texts, l.conn.Slug+" "+c.def.Name+": "+c.def.Description)
+			}
+		}
+	}
+	return fuse(n, x.Search(question, closely), b.vectors.rank(ctx, b.Embeds, question, texts))
+}
+
 // at is the candidate at a place of the index.
 func (o *offer) at(place int) (p place, ok bool) {
 	for i, l := range o.lists {
@@ -123,7 +141,7 @@ type foundTool struct {
 
 // Search answers tool_search. What it shows, a session may call: policy has left
 // the rest out already.
-func (s *Session) Search(input json.RawMessage) (*Out, error) {
+func (s *Session) Search(ctx context.Context, input json.RawMessage) (*Out, error) {
 	var in struct {
 		Query string `json:"query"`
 		Limit int    `json:"limit"`
@@ -139,7 +157,7 @@ func (s *Session) Search(input json.RawMessage) (*Out, error) {
 	}
 	o := s.current()
 	var hits []foundTool
-	for _, at := range s.b.indexes.of(o.lists).Search(in.Query, min(in.Limit, searchMost)) {
+	for _, at := range s.b.find(ctx, o, in.Query, min(in.Limit, searchMost)) {
 		p, ok := o.at(at)
 		if !ok {
 			continue

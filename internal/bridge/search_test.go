@@ -1,11 +1,14 @@
 package bridge_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"patchbay/internal/bridge"
 	"patchbay/internal/fake"
@@ -119,4 +122,48 @@ func FuzzSearch(f *testing.F) {
 			t.Fatalf("%v", hits)
 		}
 	})
+}
+
+// means is an endpoint to which only a few words mean anything.
+type means struct{ fail bool }
+
+func (m means) Embed(_ context.Context, texts []string) ([][]float32, error) {
+	if m.fail {
+		return nil, errors.New("out of order")
+	}
+	out := make([][]float32, len(texts))
+	for i, t := range texts {
+		out[i] = []float32{0.1, 1}
+		if strings.Contains(t, "cancel_order") || strings.Contains(t, "regret") {
+			out[i] = []float32{1, 0}
+		}
+	}
+	return out, nil
+}
+
+// With an endpoint for embeddings, tools are found by what is meant; without an answer
+// of it, by words as before.
+func TestSearchByMeaning(t *testing.T) {
+	f := fake.NewMCP(t, shop(60)...)
+	r := newRig(t, nil, server{slug: "shop", fake: f})
+	ask := func(q string) string {
+		out, err := r.open("general").Call(t.Context(), bridge.In{Alias: "tool_search", Arguments: json.RawMessage(fmt.Sprintf(`{"query":%q}`, q))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.Text
+	}
+	if strings.Contains(ask("I regret it"), "cancel_order") {
+		t.Fatal("words alone found it")
+	}
+	r.bridge.Embeds = means{}
+	for end := time.Now().Add(5 * time.Second); !strings.Contains(ask("I regret it"), "cancel_order"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is not found by meaning")
+		}
+	}
+	r.bridge.Embeds = means{fail: true}
+	if !strings.Contains(ask("cancel an order"), "cancel_order") {
+		t.Error("words find nothing where the endpoint fails")
+	}
 }

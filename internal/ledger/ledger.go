@@ -162,7 +162,7 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 			if err := l.store.MoveCall(t, &row, from); err != nil {
 				return err
 			}
-			if from == plane.CallDispatched {
+			if from == plane.CallDispatched && !plain(&row, verdict) {
 				// Again has closed it already where a second attempt was not reached.
 				a := plane.Attempt{Call: row.ID, N: attempted, At: row.PlannedAt, Outcome: string(verdict), Detail: end.Detail}
 				if err := ignoreConflict(l.store.EndAttempt(t, a)); err != nil {
@@ -183,6 +183,12 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Ending, al
 		// More waits than the database takes: this caller waits for its own.
 	}
 	return l.store.Write(ctx, write)
+}
+
+// plain is a session's call that was answered at its first attempt: the call's own row
+// says all that the attempt's would.
+func plain(c *plane.Call, v Verdict) bool {
+	return c.Fence == 0 && c.Attempts == 1 && !c.Waited && v == Answered
 }
 
 // InputLife is how long a call may wait for input in all.

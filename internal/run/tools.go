@@ -246,8 +246,8 @@ func noteText(c *plane.Call) string {
 }
 
 // searchTools looks for tools of the connected servers.
-func searchTools(_ context.Context, w *worker, input json.RawMessage) (string, error) {
-	out, err := w.session.Search(input)
+func searchTools(ctx context.Context, w *worker, input json.RawMessage) (string, error) {
+	out, err := w.session.Search(ctx, input)
 	switch {
 	case err != nil:
 		return "", err
