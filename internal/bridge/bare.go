@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 
 	"patchbay/internal/plane"
@@ -37,11 +38,20 @@ func (x *bareNames) names(ctx context.Context, b *Bridge, snap *policy.Snapshot,
 		return nil, err
 	}
 	out := aliases(a.Slug, defs)
+	if a.Scope.Rank() > 1 {
+		return out, nil // an agent's names are everybody's, and no person's or team's to take
+	}
+	room := maxBare
+	for _, n := range have {
+		if n.Connection == a.ID {
+			room--
+		}
+	}
 	var claims []plane.BareName
 	var gone []plane.ConnectionID
 	for i := range defs {
 		name := defs[i].Name
-		if defs[i].Unsupported != "" || a.Out(name) != "" || cleanName(name) != name || len(name) > maxAlias || slices.Contains(reserved, name) {
+		if defs[i].Unsupported != "" || a.Out(name) != "" || cleanName(name) != name || len(name) > maxAlias || slices.Contains(reserved, name) || strings.HasPrefix(name, aliasPrefix) {
 			continue
 		}
 		owner, taken := have[name]
@@ -51,7 +61,7 @@ func (x *bareNames) names(ctx context.Context, b *Bridge, snap *policy.Snapshot,
 			}
 			gone = append(gone, owner.Connection)
 		}
-		if !taken || owner.Connection != a.ID {
+		if (!taken || owner.Connection != a.ID) && len(claims) < room {
 			claims = append(claims, plane.BareName{Name: name, Connection: a.ID, Tool: name})
 		}
 	}
@@ -93,7 +103,10 @@ func (x *bareNames) load(ctx context.Context, b *Bridge, agent string) (map[stri
 	return have, nil
 }
 
+// maxBare is how many names one connection may keep, also of tools that vanished.
+const maxBare = 1024
+
 // namedApart is what a tool's definition says when its bare name belongs to another.
 func namedApart(name string) string {
-	return `"patchbay/prefixed":"The name ` + name + ` belongs to a tool of another connection."`
+	return `"patchbay/prefixed":"The name ` + name + ` belongs to another tool."`
 }

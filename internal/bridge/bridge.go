@@ -107,7 +107,7 @@ type Session struct {
 	stale  map[plane.ConnectionID]bool // refused as changed: read again before the next turn
 	reason map[plane.ConnectionID]string
 
-	watched map[watch]string // subscribed resources, under the caller's names
+	watched map[watch]*watching // subscribed resources
 }
 
 // offer is what one session may call, as of one policy and one set of catalogs.

@@ -51,6 +51,7 @@ type Out struct {
 	IsError bool
 	Raw     json.RawMessage    // the server's own bytes, for raw sessions
 	Typed   bool               // they say their resultType
+	Asks    bool               // they want input before the call goes on
 	RPC     *mcp.RPCError      // an error that the caller's protocol handles by itself
 	SignIn  plane.ConnectionID // the connection that a person has to sign in first
 	Limit   *plane.Error       // the limit that refused the call, with when to come again
@@ -84,6 +85,9 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 		var err error
 		if l, err = s.resume(in.State, mcp.MethodToolsCall, tool.Alias, tool.Connection, args); err != nil {
 			return &Out{IsError: true, Text: plane.Public(err).Message, RPC: badState(err)}, nil
+		}
+		if d := tool.Definition; l.Print != d.Fingerprint || l.Tool != d.Name || l.Version != tool.Version || l.Class != d.Class {
+			return s.refuse(ctx, in, nil, "The tool changed since this call began; look at the tool again, and make the call anew.", "changed")
 		}
 		call = l.call(s, tool.Server)
 	case call == nil:
@@ -254,6 +258,10 @@ func (s *Session) fill(out *Out, tool *Tool, res upstream.Result, end plane.Endi
 	out.IsError = end.IsError
 	if end.IsError {
 		out.Fault = telemetry.ErrorTool
+	}
+	if res.Raw == nil { // it wanted what nobody here gives
+		out.Text = end.Detail
+		return
 	}
 	misfit := s.misfit(tool, res, end)
 	if s.results() == plane.Raw {

@@ -1,9 +1,9 @@
 package bridge
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/url"
 	"regexp"
 	"slices"
@@ -89,15 +89,19 @@ func readExtras(conn *plane.Connection, cat *plane.Catalog) *preparedExtras {
 func templateRE(t string) *regexp.Regexp {
 	var b strings.Builder
 	b.WriteString("^")
-	for t != "" {
+	for n := 0; t != ""; n++ {
 		i := strings.IndexByte(t, '{')
 		j := strings.IndexByte(t, '}')
 		if i < 0 || j < i {
 			break
 		}
-		b.WriteString(regexp.QuoteMeta(t[:i]))
-		b.WriteString("[^ ]*")
-		t = t[j+1:]
+		if i > 0 || n == 0 { // two that touch match what one does
+			b.WriteString(regexp.QuoteMeta(t[:i]))
+			b.WriteString("[^ ]*")
+		}
+		if t = t[j+1:]; n == maxExpressions {
+			return regexp.MustCompile(`^\b$`)
+		}
 	}
 	b.WriteString(regexp.QuoteMeta(t))
 	b.WriteString("$")
@@ -107,6 +111,9 @@ func templateRE(t string) *regexp.Regexp {
 	}
 	return re
 }
+
+// maxExpressions bounds a template.
+const maxExpressions = 16
 
 // add merges one connection's. A name that a server before it has taken is reached
 // by a name of its own.
@@ -247,21 +254,21 @@ func (s *Session) Read(ctx context.Context, in Reading) (*Out, error) {
 	if !ok {
 		return notThere(in), nil
 	}
+	if len(in.Arguments)+len(in.Extra)+len(in.Inputs) > MaxArguments {
+		return &Out{IsError: true, RPC: &mcp.RPCError{Code: mcp.CodeInvalidParams, Message: fmt.Sprintf("The arguments are larger than %d bytes.", MaxArguments)}}, nil
+	}
 	filter := filterResource
 	if in.Prompt {
 		filter = filterPrompt
 	}
-	snap := s.b.Policy()
-	if conn, ok := snap.Connection(at.conn); !ok || conn.Out(filter+at.name) != "" {
+	g, denial, err := s.may(ctx, policy.Call, at, filter)
+	switch {
+	case err != nil:
+		return nil, err
+	case denial == nil:
+	case denial.Kind == plane.NotFound:
 		return notThere(in), nil
-	}
-	if s.b.Fresh != nil {
-		if err := s.b.Fresh(ctx); err != nil {
-			return nil, err
-		}
-	}
-	g, denial := snap.Decide(s.o.Principal, policy.Call, policy.Resource{Agent: s.o.Agent, Connection: at.conn, Version: at.version})
-	if denial != nil {
+	default:
 		s.markStale(at.conn, denial.Kind)
 		out := &Out{IsError: true, Text: denial.Reason}
 		if denial.Kind == plane.Unauthenticated {
@@ -298,6 +305,21 @@ func (s *Session) Read(ctx context.Context, in Reading) (*Out, error) {
 	return s.read(ctx, in, g, call, req, args)
 }
 
+// may decides about a resource or prompt, on a policy that is fresh.
+func (s *Session) may(ctx context.Context, action policy.Action, at target, filter string) (policy.Grant, *policy.Denial, error) {
+	if s.b.Fresh != nil {
+		if err := s.b.Fresh(ctx); err != nil {
+			return policy.Grant{}, nil, err
+		}
+	}
+	snap := s.b.Policy()
+	if conn, ok := snap.Connection(at.conn); !ok || conn.Out(filter+at.name) != "" {
+		return policy.Grant{}, &policy.Denial{Kind: plane.NotFound, Reason: "There is no such resource here."}, nil
+	}
+	g, denial := snap.Decide(s.o.Principal, action, policy.Resource{Agent: s.o.Agent, Connection: at.conn, Version: at.version})
+	return g, denial, nil
+}
+
 func (s *Session) read(ctx context.Context, in Reading, g policy.Grant, call *plane.Call, req upstream.Request, args []byte) (*Out, error) {
 	t := s.travel(ctx, g, call, req)
 	out := &Out{Call: call, Bytes: t.res.Bytes, Raw: t.res.Raw, Typed: t.res.Typed}
@@ -318,6 +340,8 @@ func (s *Session) read(ctx context.Context, in Reading, g policy.Grant, call *pl
 	case t.res.Asks:
 		t.end(out)
 		return out, s.wait(ctx, out, call, t.res, in.Method, args)
+	case out.Raw == nil:
+		out.IsError, out.Text = true, t.ending.Detail
 	case s.results() == plane.Marked:
 		out.Raw = markParts(call.Server, out.Raw)
 	}
@@ -398,50 +422,4 @@ func markParts(server string, raw json.RawMessage) json.RawMessage {
 		return raw
 	}
 	return out
-}
-
-// Subscribe asks the server of a resource to tell of its changes, or to stop.
-func (s *Session) Subscribe(ctx context.Context, uri string, on bool) error {
-	at, ok := s.current().extras.resource(uri)
-	if !ok {
-		return plane.Errorf(plane.NotFound, "There is no such resource here.")
-	}
-	g, denial := s.b.Policy().Decide(s.o.Principal, policy.Discover, policy.Resource{Agent: s.o.Agent, Connection: at.conn, Version: at.version})
-	if denial != nil {
-		return denial.Err()
-	}
-	s.mu.Lock()
-	if s.watched == nil {
-		s.watched = map[watch]string{}
-	}
-	w := watch{at.conn, at.name}
-	if _, had := s.watched[w]; on && !had && len(s.watched) >= maxWatched {
-		s.mu.Unlock()
-		return plane.Errorf(plane.Limited, "A session may subscribe to %d resources.", maxWatched)
-	}
-	if on {
-		s.watched[w] = uri
-	} else {
-		delete(s.watched, w)
-	}
-	s.mu.Unlock()
-	return s.b.Upstream.Subscribe(ctx, g, s.id, at.name, on)
-}
-
-// maxWatched is how many resources one session may subscribe to.
-const maxWatched = 256
-
-// watch is a resource that a session wants to hear of.
-type watch struct {
-	conn plane.ConnectionID
-	uri  string
-}
-
-// Hears returns the name under which a session knows a resource that changed, when
-// it subscribed to it.
-func (s *Session) Hears(conn plane.ConnectionID, uri string) (string, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name, ok := s.watched[watch{conn, uri}]
-	return cmp.Or(name, uri), ok
 }

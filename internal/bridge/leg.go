@@ -48,7 +48,7 @@ func (s *Session) whose() []string {
 // wait records that the server asks its caller for something, and hands that on.
 func (s *Session) wait(ctx context.Context, out *Out, call *plane.Call, res upstream.Result, method string, args json.RawMessage) error {
 	if s.b.Sealer == nil || call.Attempts >= maxLegs {
-		out.IsError, out.Text = true, "The server asks for more input than is handed on."
+		out.Raw, out.IsError, out.Text = nil, true, "The server asks for more input than is handed on."
 		return s.settle(ctx, In{}, out, call, plane.Ending{Answered: true, IsError: true, Detail: out.Text})
 	}
 	l := leg{Call: call.ID, Planned: plane.Micros(call.PlannedAt), Attempts: call.Attempts, Class: call.Class, Run: call.Run, Who: s.whose(), Method: method,
@@ -66,6 +66,7 @@ func (s *Session) wait(ctx context.Context, out *Out, call *plane.Call, res upst
 		return err
 	}
 	out.Raw, out.Typed = mcp.SetMember(res.Raw, "requestState", base64.RawURLEncoding.EncodeToString(s.b.Sealer.Seal(plain))), true
+	out.Asks = true
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"patchbay/internal/bridge"
@@ -74,8 +75,9 @@ type liveSession struct {
 	used time.Time
 	busy int
 
-	peer  mcp.Peer // of a client with a session of its own
-	until int64    // when that ends, in seconds
+	there atomic.Pointer[bridge.Session] // s, for who does not wait
+	peer  mcp.Peer                       // of a client with a session of its own
+	until int64                          // when that ends, in seconds
 }
 
 // NewAgents makes the endpoint. Close it.
@@ -95,13 +97,7 @@ func (a *Agents) Close() {
 }
 
 // opened is the bridge session, once it is there.
-func (l *liveSession) opened() *bridge.Session {
-	if !l.mu.TryLock() {
-		return nil // it is being opened: it has subscribed to nothing
-	}
-	defer l.mu.Unlock()
-	return l.s
-}
+func (l *liveSession) opened() *bridge.Session { return l.there.Load() }
 
 func (l *liveSession) close() {
 	l.mu.Lock()
@@ -117,7 +113,7 @@ func (a *Agents) Reap() {
 	var gone []*liveSession
 	a.mu.Lock()
 	for k, l := range a.live {
-		if l.busy == 0 && now.Sub(l.used) > a.o.Idle {
+		if s := l.opened(); l.busy == 0 && now.Sub(l.used) > a.o.Idle && (s == nil || !s.Watches()) {
 			gone = append(gone, l)
 			delete(a.live, k)
 		}
@@ -217,6 +213,14 @@ func (a *Agents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.server(slug).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller{who, slug})))
 }
 
+// allowed reports that who began to listen still may.
+func (a *Agents) allowed(r *http.Request) bool {
+	c := callerOf(r)
+	who, err := a.o.Who(r)
+	agent, ok := a.o.Agent(c.agent)
+	return err == nil && who == c.who && ok && agent.MCP
+}
+
 // challenge says why a caller is not let in (RFC 6750 §3).
 func challenge(w http.ResponseWriter, r *http.Request, err error) {
 	if plane.KindOf(err) != plane.Unauthenticated {
@@ -237,7 +241,7 @@ func (a *Agents) server(slug string) *mcp.Server {
 	s := a.srv[slug]
 	if s == nil {
 		s = &mcp.Server{Info: mcp.Implementation{Name: "patchbay/" + slug, Version: a.o.Version}, Handler: a, Capabilities: offers, Sessions: true, Keeper: a,
-			Name: a.o.Replica, Elsewhere: a.elsewhere, Stopping: a.o.Stopping, Life: a.o.Life}
+			Name: a.o.Replica, Elsewhere: a.elsewhere, Stopping: a.o.Stopping, Life: a.o.Life, Allowed: a.allowed}
 		a.srv[slug] = s
 	}
 	return s

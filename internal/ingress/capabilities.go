@@ -109,9 +109,14 @@ func mayAsk(f byte, method string, params json.RawMessage) bool {
 	return false
 }
 
+// urlMode reports anything but a form, which is what a question is without a mode.
 func urlMode(params json.RawMessage) bool {
-	var p struct {
-		Mode string `json:"mode"`
-	}
-	return json.Unmarshal(params, &p) == nil && p.Mode == "url"
+	mode := "form"
+	err := mcp.Members(params, mcp.Strict, func(key string, v []byte) error {
+		if key == "mode" {
+			mode, _ = mcp.String(v)
+		}
+		return nil
+	})
+	return err != nil || mode != "form"
 }

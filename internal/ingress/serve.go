@@ -85,7 +85,7 @@ func (a *Agents) call(ctx context.Context, s *bridge.Session, in *mcp.Incoming) 
 	case out.SignIn != "":
 		return a.signIn(in, out)
 	case out.Raw != nil:
-		in.Typed = out.Typed
+		in.Typed, in.Asks = out.Typed, out.Asks
 		return out.Raw, nil
 	}
 	return inWords(out), nil
@@ -116,7 +116,7 @@ func (a *Agents) read(ctx context.Context, s *bridge.Session, in *mcp.Incoming) 
 	case out.Raw == nil:
 		return nil, &mcp.RPCError{Code: mcp.CodeInternal, Message: out.Text}
 	}
-	in.Typed = out.Typed
+	in.Typed, in.Asks = out.Typed, out.Asks
 	return out.Raw, nil
 }
 
@@ -163,7 +163,7 @@ func (a *Agents) signIn(in *mcp.Incoming, out *bridge.Out) (json.RawMessage, *mc
 	if in.Peer.Modern() {
 		b, _ := json.Marshal(map[string]any{"resultType": "input_required", // strings always marshal
 			"inputRequests": map[string]any{"sign_in": map[string]any{"method": mcp.MethodElicit, "params": ask}}})
-		in.Typed = true
+		in.Typed, in.Asks = true, true
 		return b, nil
 	}
 	data, _ := json.Marshal(map[string]any{"elicitations": []any{ask}}) // so do these

@@ -54,6 +54,7 @@ func (a *Agents) session(r *http.Request) (s *bridge.Session, done func(), err e
 		done()
 		return nil, nil, err
 	}
+	l.there.Store(l.s)
 	return l.s, done, nil
 }
 

@@ -111,7 +111,10 @@ func (l *Ledger) Wait(ctx context.Context, c *plane.Call) error {
 	row.State = plane.CallAwaitingInput
 	err := l.store.Write(ctx, func(t plane.Tx) error {
 		if !recorded(c) {
-			return l.store.InsertCall(t, &row)
+			if err := l.store.InsertCall(t, &row); err != nil {
+				return err
+			}
+			return l.store.EndAttempt(t, plane.Attempt{Call: c.ID, N: c.Attempts, At: c.PlannedAt, Outcome: string(plane.CallAwaitingInput)})
 		}
 		if err := l.store.MoveCall(t, &row, plane.CallDispatched); err != nil {
 			return err

@@ -89,7 +89,7 @@ func (w *watch) ask() (answered func()) {
 	defer w.mu.Unlock()
 	w.asking++
 	began := time.Now()
-	w.timer.Reset(askedMost)
+	w.timer.Reset(plane.AskedMost)
 	return func() {
 		w.mu.Lock()
 		w.asking--
@@ -98,9 +98,6 @@ func (w *watch) ask() (answered func()) {
 		w.progress()
 	}
 }
-
-// askedMost is how long a question may stay open.
-const askedMost = time.Hour
 
 // pause waits d without counting it as silence.
 func (w *watch) pause(d time.Duration) error {

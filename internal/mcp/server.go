@@ -47,6 +47,7 @@ type Server struct {
 
 	// Stopping ends the streams of notices, and Life the calls under way. Nil for never.
 	Stopping <-chan struct{}
+	Allowed  func(r *http.Request) bool // whether who listens still may; nil for yes
 	Life     context.Context
 
 	memory  memoryKeeper

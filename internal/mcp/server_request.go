@@ -36,8 +36,9 @@ type Incoming struct {
 	Notify   func(method string, params json.RawMessage)
 	Ask      func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, *RPCError)
 
-	// Typed is set by who serves the request when the result says its resultType.
-	Typed bool
+	// Typed is set by who serves the request when the result says its resultType, and
+	// Asks when it wants input instead of being one.
+	Typed, Asks bool
 }
 
 // params are the members of a request's params that the server reads.
@@ -121,7 +122,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, m *Message, p *pa
 	modern := peer.Modern()
 	in := &Incoming{Method: m.Method, Params: p.raw, Arguments: p.arguments, Cursor: p.cursor, Peer: peer, HTTP: r}
 	var must bool
-	if in.Name, must = p.named(m.Method); must && in.Name == "" || p.bad {
+	if in.Name, must = p.named(m.Method); must && in.Name == "" || p.bad || len(in.Name) > maxName {
 		writeError(w, statusOf(CodeInvalidParams, modern), m.ID, &RPCError{Code: CodeInvalidParams, Message: "The params are not what " + m.Method + " takes: a name or uri, and arguments that are an object."})
 		return
 	}
@@ -152,11 +153,14 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, m *Message, p *pa
 	}
 	in.Notify = st.notify
 	result, rpcErr := s.handle(ctx, in)
-	if rpcErr == nil {
+	if rpcErr == nil && !in.Asks {
 		result = fit(result, m.Method, modern, in.Typed)
 	}
 	st.answer(m.ID, result, rpcErr, modern)
 }
+
+// maxName bounds the names of tools and prompts, and URIs.
+const maxName = 8 << 10
 
 // handle serves a request by whichever of the two a server was given.
 func (s *Server) handle(ctx context.Context, in *Incoming) (json.RawMessage, *RPCError) {

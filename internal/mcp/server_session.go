@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"patchbay/internal/plane"
 )
@@ -28,6 +29,8 @@ const (
 	maxLevels         = 10_000
 	maxAsks           = 1000
 	listenerQueue     = 64
+
+	allowedEvery = 15 * time.Second // whether a listener may still listen
 )
 
 // memoryKeeper keeps sessions for as long as the process lives.
@@ -278,10 +281,15 @@ func (s *Server) ListChanged() { s.Tell(Notice{Method: MethodListChanged}) }
 func (s *Server) Tell(n Notice) {
 	s.clients.mu.Lock()
 	defer s.clients.mu.Unlock()
+	told := map[string]bool{} // a session hears a message on one of its streams
 	for l := range s.clients.listeners {
+		if l.session != "" && told[l.session] {
+			continue
+		}
 		if n.To != nil && !n.To(l.session, l.http) || !l.wants(&n) {
 			continue
 		}
+		told[l.session] = true
 		params := n.Params
 		if l.sub != nil {
 			if params == nil {
@@ -341,10 +349,16 @@ func (s *Server) listen(w http.ResponseWriter, r *http.Request, first []byte, l 
 	if first != nil {
 		st.event(first)
 	}
+	again := time.NewTicker(allowedEvery)
+	defer again.Stop()
 	for {
 		select {
+		case <-again.C:
+			if s.Allowed != nil && !s.Allowed(r) {
+				return
+			}
 		case msg := <-l.queue:
-			if !st.event(msg) {
+			if s.Allowed != nil && !s.Allowed(r) || !st.event(msg) {
 				return
 			}
 		case <-l.gone:

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 )
 
 // stream is the answer to one request: JSON, or, from the moment that something
@@ -18,6 +19,9 @@ type stream struct {
 	rc            *http.ResponseController
 	begun, closed bool
 }
+
+// eventTime is how long a client may take to take one event.
+const eventTime = 30 * time.Second
 
 // begin starts the events. The lock is held.
 func (s *stream) begin() {
@@ -45,8 +49,13 @@ func (s *stream) event(msg []byte) bool {
 	if bytes.IndexByte(msg, '\r') >= 0 {
 		msg = bytes.ReplaceAll(msg, []byte("\r"), []byte(" "))
 	}
+	// Whoever stops reading is given up, and holds nobody up; a pair in memory has no
+	// deadlines and no need of them.
+	_ = s.rc.SetWriteDeadline(time.Now().Add(eventTime))
 	s.w.Write(append(append(append(make([]byte, 0, len(msg)+8), "data: "...), msg...), '\n', '\n'))
-	return s.rc.Flush() == nil
+	err := s.rc.Flush()
+	_ = s.rc.SetWriteDeadline(time.Time{})
+	return err == nil
 }
 
 // open starts the events without one, so that the caller knows that it is heard.

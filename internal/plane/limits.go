@@ -68,6 +68,9 @@ func DefaultLimits() Limits {
 	}
 }
 
+// AskedMost is how long a server's question to its caller may stay open.
+const AskedMost = time.Hour
+
 // MaxResultChars is how far config may raise ResultChars.
 const MaxResultChars = 512 << 10
 

@@ -109,7 +109,8 @@ const grace = 10 * time.Second
 func (e *Engine) recoverSessions(ctx context.Context, all bool) error {
 	before := e.o.Clock.Now().Add(time.Microsecond)
 	if !all {
-		before = before.Add(-e.o.Limits.RequestTimeout - e.o.Limits.RunLease)
+		// A call stands still while somebody is asked on the server's behalf.
+		before = before.Add(-e.o.Limits.RequestTimeout - e.o.Limits.RunLease - plane.AskedMost)
 	}
 	return e.o.Ledger.RecoverSessions(ctx, before)
 }

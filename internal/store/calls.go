@@ -118,7 +118,8 @@ func (s *Store) CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, 
 // StrandedCalls are calls of sessions that are not runs, dispatched or waiting for
 // input since before a time each, and never settled.
 func (s *Store) StrandedCalls(ctx context.Context, dispatched, waiting time.Time) ([]plane.Call, error) {
-	out, err := s.callsWhere(ctx, `state = 'dispatched' AND fence = 0 AND planned_at < ?`, plane.Micros(dispatched))
+	out, err := s.callsWhere(ctx, `state = 'dispatched' AND fence = 0 AND planned_at < ?
+		AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.call = calls.id AND a.outcome = '' AND a.at >= ?)`, plane.Micros(dispatched), plane.Micros(dispatched))
 	if err != nil {
 		return nil, err
 	}

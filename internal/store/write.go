@@ -409,7 +409,7 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 			}
 		case errs[i] != nil && len(batch) == 1:
 			return errs, errs[i]
-		case errs[i] != nil && t.changed:
+		case errs[i] != nil && (t.changed || !isOurs(errs[i])):
 			return make([]error, len(batch)), errAgain
 		}
 		if savepoints {
@@ -423,6 +423,13 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 	}
 	b.count(len(batch))
 	return errs, nil
+}
+
+// isOurs reports a refusal of ours. After any other error SQLite may have ended the
+// transaction by itself, so that nothing more may be written into it.
+func isOurs(err error) bool {
+	var e *plane.Error
+	return errors.As(err, &e)
 }
 
 func (b *batcher) plain(ctx context.Context, q string) error {

@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"encoding/json"
+	"sync/atomic"
 	"time"
 
 	"patchbay/internal/catalog"
@@ -107,8 +108,10 @@ func endingOf(err error) plane.Ending {
 
 // attempt checks the definition, makes the attempt durable and sends it.
 func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Request) (res Result, end plane.Ending, began bool, err error) {
+	var echoed atomic.Bool
+	defer func() { res.Redacted = res.Redacted || echoed.Load() }()
 	call := mcp.Call{Method: r.Method, Name: r.Name, Arguments: r.Arguments, Extra: r.Extra, Trace: r.Trace,
-		LogLevel: r.Caller.LogLevel, Progress: r.Caller.Progress, Log: cleanedLog(s, r.Caller.Log)}
+		LogLevel: r.Caller.LogLevel, Progress: cleanedNote(s, &echoed, r.Caller.Progress), Log: cleanedNote(s, &echoed, r.Caller.Log)}
 	if d := r.Definition; d != nil {
 		if err := p.check(ctx, g, s, d, r.MaxAge); err != nil {
 			return res, endingOf(err), false, err
@@ -119,7 +122,7 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 	if same := modern == r.Caller.Modern; same && modern {
 		call.Capabilities = r.Caller.Capabilities
 	} else if same {
-		call.Ask = cleanedAsk(s, r.Caller.Ask)
+		call.Ask = cleanedAsk(s, &echoed, r.Caller.Ask)
 	}
 	if err := r.Begin(ctx); err != nil {
 		return res, endingOf(err), false, err
@@ -141,10 +144,10 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 	switch {
 	case reply.NeedsInput && modern && r.Caller.Modern && len(call.Capabilities) > 2:
 		res.Asks = true
-	case reply.NeedsInput && r.Session != "" && r.Caller.Capabilities != nil:
-		end.IsError, end.Detail = true, "The server asked for input in another era of the protocol than the caller speaks."
+	case reply.NeedsInput && r.Caller.Capabilities != nil && !r.Caller.Modern:
+		res.Raw, end.IsError, end.Detail = nil, true, "The server asked for input in another era of the protocol than the caller speaks."
 	case reply.NeedsInput:
-		end.IsError, end.Detail = true, "The server asked for input that its caller cannot give."
+		res.Raw, end.IsError, end.Detail = nil, true, "The server asked for input that its caller cannot give."
 	}
 	return res, end, true, nil
 }
@@ -158,22 +161,28 @@ func (r *Request) offers() json.RawMessage {
 }
 
 // What a server says to the caller by the way is searched like its results.
-func cleanedLog(s *session, log func(json.RawMessage)) func(json.RawMessage) {
-	if log == nil {
+func cleanedNote(s *session, echoed *atomic.Bool, tell func(json.RawMessage)) func(json.RawMessage) {
+	if tell == nil {
 		return nil
 	}
 	return func(params json.RawMessage) {
-		params, _ = clean(s, params)
-		log(params)
+		params, hit := clean(s, params)
+		if hit {
+			echoed.Store(true)
+		}
+		tell(params)
 	}
 }
 
-func cleanedAsk(s *session, ask func(context.Context, string, json.RawMessage) (json.RawMessage, *mcp.RPCError)) func(context.Context, string, json.RawMessage) (json.RawMessage, *mcp.RPCError) {
+func cleanedAsk(s *session, echoed *atomic.Bool, ask func(context.Context, string, json.RawMessage) (json.RawMessage, *mcp.RPCError)) func(context.Context, string, json.RawMessage) (json.RawMessage, *mcp.RPCError) {
 	if ask == nil {
 		return nil
 	}
 	return func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, *mcp.RPCError) {
-		params, _ = clean(s, params)
+		params, hit := clean(s, params)
+		if hit {
+			echoed.Store(true)
+		}
 		return ask(ctx, method, params)
 	}
 }
@@ -222,7 +231,7 @@ func (p *Pool) check(ctx context.Context, g policy.Grant, s *session, d *plane.D
 		age = now.Sub(l.at)
 		fresh = maxAge > 0 && age <= maxAge
 	}
-	if fresh && age > maxAge*3/4 && l.fetching == nil {
+	if fresh && age > maxAge-maxAge/16 && l.fetching == nil {
 		p.workers.Go(func() { p.fetchBehind(g) })
 	}
 	var prints map[string]string

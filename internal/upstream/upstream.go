@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"patchbay/internal/catalog"
@@ -69,7 +70,9 @@ type session struct {
 	used   time.Time
 	busy   int
 
-	listens bool // to what the server tells by itself
+	open    atomic.Bool
+	listens bool                                // to what the server tells by itself
+	heard   map[string]map[plane.SessionID]bool // resources whose changes it hears of, and for whom
 }
 
 type opening struct {
@@ -110,30 +113,6 @@ func (p *Pool) closeAll(all []*session) {
 	wg.Wait()
 }
 
-// listen has one session of each connection hear what its server tells by itself: of
-// those that are gone, another takes the place. A stream for every session would cost
-// both sides a connection each and say the same.
-func (p *Pool) listen(gone []*session) {
-	var begin []*session
-	p.mu.Lock()
-	for _, g := range gone {
-		if !g.listens || p.closed {
-			continue
-		}
-		for k, s := range p.sessions {
-			if k.conn == g.key.conn && k.version == g.key.version && k.who == g.key.who && !s.listens {
-				s.listens = true
-				begin = append(begin, s)
-				break
-			}
-		}
-	}
-	p.mu.Unlock()
-	for _, s := range begin {
-		s.client.Listen()
-	}
-}
-
 // End closes what was opened for one bridge session alone.
 func (p *Pool) End(id plane.SessionID) {
 	p.mu.Lock()
@@ -144,9 +123,18 @@ func (p *Pool) End(id plane.SessionID) {
 			delete(p.sessions, k)
 		}
 	}
+	var unheard []heardBy
+	for _, s := range p.sessions {
+		for uri, who := range s.heard {
+			if delete(who, id); len(who) == 0 {
+				delete(s.heard, uri)
+				unheard = append(unheard, heardBy{s, uri})
+			}
+		}
+	}
 	p.mu.Unlock()
-	if len(gone) > 0 {
-		p.spawn(func() { p.closeAll(gone) })
+	if len(gone)+len(unheard) > 0 {
+		p.spawn(func() { p.closeAll(gone); p.unhear(unheard) })
 	}
 }
 
@@ -177,7 +165,7 @@ func (p *Pool) reap() {
 		p.mu.Lock()
 		var gone []*session
 		for k, s := range p.sessions {
-			if s.busy == 0 && p.o.Clock.Now().Sub(s.used) > p.o.Limits.SessionIdle {
+			if s.busy == 0 && len(s.heard) == 0 && p.o.Clock.Now().Sub(s.used) > p.o.Limits.SessionIdle {
 				gone = append(gone, s)
 				delete(p.sessions, k)
 			}
@@ -312,25 +300,16 @@ func (p *Pool) open(ctx context.Context, g policy.Grant, o *opening, how opens, 
 	}
 	o.err = explain(conn, err)
 	delete(p.opening, flight)
+	listens := err == nil && s.listens
 	p.mu.Unlock()
 	close(o.done)
 	if o.err == nil {
-		if s.listens {
+		if listens {
 			s.client.Listen()
 		}
 	} else if s != nil {
 		p.closeAll([]*session{s})
 	}
-}
-
-// heard reports that another session of the same account listens. The lock is held.
-func (p *Pool) heard(k key) bool {
-	for o, s := range p.sessions {
-		if o.conn == k.conn && o.version == k.version && o.who == k.who && s.listens {
-			return true
-		}
-	}
-	return false
 }
 
 // makeRoom holds the bound on sessions: the oldest idle one has to go.
@@ -403,7 +382,7 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *conne
 		body = conn.MaxBytes
 	}
 	lk := listKey{conn.ID, conn.Version}
-	s := &session{lease: lease}
+	s := &session{lease: lease} // what it hears before it is open is nobody's
 	o := mcp.Options{
 		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.EgressName()), Inject: lease.Inject, Info: p.o.Info, Era: how.era, Big: p.big,
 		Capabilities: how.offers,
@@ -412,7 +391,11 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *conne
 		ListChanged: func() { p.changed(lk, g) },
 	}
 	if how.notified != nil {
-		o.Notified = func(method string, params json.RawMessage) { how.notified(s, method, params) }
+		o.Notified = func(method string, params json.RawMessage) {
+			if s.open.Load() {
+				how.notified(s, method, params)
+			}
+		}
 	}
 	client, err := mcp.NewClient(o)
 	if err != nil {
@@ -423,6 +406,7 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *conne
 		return nil, err
 	}
 	s.client = client
+	s.open.Store(true)
 	return s, nil
 }
 
