@@ -79,10 +79,11 @@ func TestNext(t *testing.T) {
 }
 
 type rig struct {
-	s    *store.Store
-	l    *ledger.Ledger
-	conn plane.Connection
-	run  plane.Run
+	clock *storetest.Clock
+	s     *store.Store
+	l     *ledger.Ledger
+	conn  plane.Connection
+	run   plane.Run
 }
 
 func newRig(t testing.TB) *rig {
@@ -93,7 +94,7 @@ func newRig(t testing.TB) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	r := &rig{s: s, l: ledger.New(s, clock), conn: plane.Connection{ID: "con_a", Scope: plane.Scope{Kind: plane.ScopeOrg}, Slug: "a", Enabled: true, State: plane.StateConnected, Version: 1}}
+	r := &rig{s: s, l: ledger.New(s, clock), clock: clock, conn: plane.Connection{ID: "con_a", Scope: plane.Scope{Kind: plane.ScopeOrg}, Slug: "a", Enabled: true, State: plane.StateConnected, Version: 1}}
 	r.run = plane.Run{ID: plane.NewRunID(clock.Now()), Agent: "general"}
 	err = s.Write(t.Context(), func(tx plane.Tx) error {
 		if err := s.SaveConnection(tx, &r.conn); err != nil {
@@ -227,6 +228,38 @@ func TestSessionsAreRecovered(t *testing.T) {
 	}
 	if _, err := r.l.Resolve(t.Context(), who, c.ID, ledger.Done, "", nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// A call that waited for input counts from its latest leg: one that was just sent is
+// not taken for left behind because the call began long ago.
+func TestALateLegIsUnderWay(t *testing.T) {
+	for _, class := range []plane.Class{plane.Effect, plane.Query} {
+		r := newRig(t)
+		c := r.call(class, false)
+		for _, step := range []func() error{
+			func() error { return r.l.Begin(t.Context(), c) },
+			func() error { return r.l.Wait(t.Context(), c) },
+		} {
+			if err := step(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.clock.Pass(10 * time.Minute)
+		between := r.clock.Now()
+		r.clock.Pass(time.Second)
+		if err := r.l.Begin(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.l.RecoverSessions(t.Context(), between); err != nil || r.stored(t, c.ID).State != plane.CallDispatched {
+			t.Errorf("%s: %+v %v", class, r.stored(t, c.ID), err)
+		}
+		if err := r.l.Settle(t.Context(), c, plane.Ending{Answered: true}, func(plane.Tx) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.stored(t, c.ID); got.State != plane.CallSucceeded || got.Attempts != 2 {
+			t.Errorf("%s: %+v", class, got)
+		}
 	}
 }
 

@@ -298,17 +298,12 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 		listing, err = s.client.ListTools(ctx)
 	}
 	var listed catalog.Listed
-	prints := make(map[string]string, len(listing.Tools))
+	var prints map[string]string
 	if err == nil {
 		s.lease.Worked()
 		listed = p.describe(s, listing)
 		listed.At = began
-		for _, raw := range listed.Tools {
-			name, print := catalog.Identify(raw)
-			if _, dup := prints[name]; !dup {
-				prints[name] = print
-			}
-		}
+		prints = printsOf(listed)
 	}
 	p.mu.Lock()
 	if l.fetchedBy = err; err == nil && !began.Before(l.at) { // a slow listing is no newer one
@@ -329,6 +324,33 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 		p.o.Listed(ctx, g, listed)
 	}
 	return prints, nil
+}
+
+// printsOf are a listing's fingerprints by name.
+func printsOf(l catalog.Listed) map[string]string {
+	out := make(map[string]string, len(l.Tools))
+	for _, raw := range l.Tools {
+		name, print := catalog.Identify(raw)
+		if _, dup := out[name]; !dup {
+			out[name] = print
+		}
+	}
+	return out
+}
+
+// know takes a listing that was made for the catalog for what calls are checked
+// against too.
+func (p *Pool) know(k listKey, began time.Time, prints map[string]string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.lists[k]
+	if l == nil {
+		l = &list{}
+		p.lists[k] = l
+	}
+	if !began.Before(l.at) { // a notice since then made it void
+		l.prints, l.at = prints, began
+	}
 }
 
 // describe cleans a listing and adds what the server said of itself.
@@ -434,6 +456,7 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 		}
 		out := p.describe(s, listing)
 		out.At = since
+		p.know(listKey{conn.ID, conn.Version}, since, printsOf(out))
 		addExtras(s, &out, extras)
 		return out, nil
 	}
