@@ -29,7 +29,7 @@ func tuned() *http.Transport {
 		ForceAttemptHTTP2:   true,
 		DisableCompression:  true, // the wire decodes, with its own cap
 		WriteBufferSize:     4 << 10,
-		ReadBufferSize:      4 << 10,
+		ReadBufferSize:      32 << 10, // answers come in chunks of a few KB
 		// Server headers are bounded too.
 		MaxResponseHeaderBytes: 64 << 10,
 	}
