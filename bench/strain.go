@@ -56,7 +56,8 @@ func (b *bench) churn(p *plugged) error {
 				}
 				defer s.Close()
 				for range n / at {
-					if err := s.Begin(); err == nil {
+					err := s.Begin()
+					if err == nil {
 						err = s.Call("echo", `{"text":"x"}`)
 					}
 					if err != nil {

@@ -43,6 +43,7 @@ func sdkServer(t *testing.T, modern bool, setup func(*sdk.Server)) string {
 func asks(done *atomic.Int64) func(*sdk.Server) {
 	return func(s *sdk.Server) {
 		s.AddTool(&sdk.Tool{Name: "greet", InputSchema: json.RawMessage(`{"type":"object"}`)}, func(ctx context.Context, r *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
+			//lint:ignore SA1019 clients of the legacy era still want it
 			if err := r.Session.Log(ctx, &sdk.LoggingMessageParams{Level: "info", Data: "about to ask"}); err != nil {
 				return nil, err
 			}
@@ -92,6 +93,7 @@ func TestAServerAsksTheClient(t *testing.T) {
 			return &sdk.ElicitResult{Action: "accept", Content: map[string]any{"name": "Ada"}}, nil
 		}}
 	c := s.plugAs("general", token, "2025-11-25", able)
+	//lint:ignore SA1019 clients of the legacy era still want it
 	if err := c.SetLoggingLevel(t.Context(), &sdk.SetLoggingLevelParams{Level: "debug"}); err != nil {
 		t.Fatal(err)
 	}

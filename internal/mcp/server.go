@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 	"sync/atomic"
 
 	"patchbay/internal/plane"
@@ -53,7 +52,6 @@ type Server struct {
 	memory  memoryKeeper
 	clients clients
 	asked   atomic.Int64
-	once    sync.Once
 }
 
 const defaultMaxBody = 4 << 20
