@@ -214,7 +214,7 @@ func (p *preparedOnce) of(conn *plane.Connection, cat *plane.Catalog) *preparedE
 	return have.x
 }
 
-// Listed are what a session may list.
+// current is the offer as it stands.
 func (s *Session) current() *offer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,8 +1,8 @@
 // Package ingress is the MCP surface towards agents: the commands at /mcp, with the
-// same inputs, outputs and refusals as every other surface, and at
-// /mcp/agents/{slug} the tools that one agent may use. It promises that who is
-// calling is known before anything is read, and that a session serves whoever began
-// it and nobody else.
+// same inputs, outputs and refusals as every other surface, and at /mcp/agents/{slug}
+// the tools, resources and prompts that one agent may use. It promises that who is
+// calling is known before anything is read, and that a session, with its notices and
+// its questions, serves whoever began it and nobody else.
 package ingress
 
 import (
