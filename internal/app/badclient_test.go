@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -214,4 +215,30 @@ func TestASignInIsAskedForByURL(t *testing.T) {
 	if !strings.Contains(string(b), "-32042") || !strings.Contains(string(b), `"elicitations"`) {
 		t.Errorf("2025-11-25: %s", b)
 	}
+}
+
+// Clients that open sessions and leave cost no more than the bound on sessions allows:
+// what is over it ends, at the server too.
+func TestSessionsThatAreLeft(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("look", ""))
+	m.Half.Sessions = true
+	s := start(t, "", "limits: {ingress_sessions: 10}\n"+upConfig(m))
+	token := s.agentToken("general")
+	open := func(n int) {
+		t.Helper()
+		for range n {
+			resp := s.post("general", token, "", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`)
+			call := s.post("general", token, resp.Header.Get("Mcp-Session-Id"), `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"mcp__up__look"}}`)
+			if b, _ := io.ReadAll(call.Body); !strings.Contains(string(b), `"content"`) {
+				t.Fatalf("%s", b)
+			}
+			resp.Body.Close()
+			call.Body.Close()
+		}
+	}
+	open(20)
+	time.Sleep(200 * time.Millisecond)
+	before := runtime.NumGoroutine()
+	open(300)
+	within(t, 10*time.Second, "the sessions' end", func() bool { return runtime.NumGoroutine() < before+20 })
 }

@@ -102,10 +102,9 @@ type Session struct {
 	id   plane.SessionID
 	used atomic.Int64
 
-	mu     sync.Mutex
-	offer  *offer
-	stale  map[plane.ConnectionID]bool // refused as changed: read again before the next turn
-	reason map[plane.ConnectionID]string
+	mu    sync.Mutex
+	offer *offer
+	stale map[plane.ConnectionID]bool // refused as changed: read again before the next turn
 
 	watched map[watch]*watching // subscribed resources
 }
@@ -156,7 +155,7 @@ type Tool struct {
 // Open resolves a session. Servers that fail are reported by Servers; an error
 // means that the caller's time is over or our own store failed.
 func (b *Bridge) Open(ctx context.Context, o Opening) (*Session, error) {
-	s := &Session{b: b, o: o, id: plane.NewSessionID(b.Clock.Now()), stale: map[plane.ConnectionID]bool{}, reason: map[plane.ConnectionID]string{}}
+	s := &Session{b: b, o: o, id: plane.NewSessionID(b.Clock.Now()), stale: map[plane.ConnectionID]bool{}}
 	s.used.Store(int64(o.CallsUsed))
 	if err := s.Renew(ctx); err != nil {
 		return nil, err
