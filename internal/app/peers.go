@@ -128,7 +128,7 @@ func (p *peers) send(ctx context.Context, at string, body []byte) error {
 	}
 	now := p.a.o.Clock.Now().Unix()
 	req.Header.Set(peerTime, strconv.FormatInt(now, 10))
-	req.Header.Set(peerMAC, base64.RawURLEncoding.EncodeToString(p.a.ring.MAC(peerPurpose, signed(now, body))))
+	req.Header.Set(peerMAC, base64.RawURLEncoding.EncodeToString(p.a.ring.MAC(peerPurpose, signed(now, at, body))))
 	resp, err := c.Do(req)
 	if err != nil {
 		return err
@@ -143,8 +143,11 @@ func (p *peers) send(ctx context.Context, at string, body []byte) error {
 // maxPeers bounds the clients that are kept.
 const maxPeers = 256
 
-func signed(at int64, body []byte) []byte {
-	return append(binary.BigEndian.AppendUint64(make([]byte, 0, 8+len(body)), uint64(at)), body...)
+// signed is what a passed message's MAC covers: when, for which address, and what.
+func signed(when int64, address string, body []byte) []byte {
+	out := binary.BigEndian.AppendUint64(make([]byte, 0, 12+len(address)+len(body)), uint64(when))
+	out = binary.BigEndian.AppendUint32(out, uint32(len(address)))
+	return append(append(out, address...), body...)
 }
 
 // ServeHTTP hears what another replica passes.
@@ -157,7 +160,7 @@ func (p *peers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPassed))
 	at, err2 := strconv.ParseInt(r.Header.Get(peerTime), 10, 64)
 	mac, err3 := base64.RawURLEncoding.DecodeString(r.Header.Get(peerMAC))
-	if err != nil || err2 != nil || err3 != nil || !p.a.ring.CheckMAC(peerPurpose, signed(at, body), mac) {
+	if err != nil || err2 != nil || err3 != nil || !p.a.ring.CheckMAC(peerPurpose, signed(at, p.a.cfg.Cluster.Advertise, body), mac) {
 		no()
 		return
 	}

@@ -14,6 +14,8 @@ type endedSessions struct {
 	a  *App
 	mu sync.RWMutex
 	by map[[16]byte]int64 // by digest, until when, in seconds
+
+	newest time.Time // the latest end that was read; each is a life after it was written
 }
 
 func digestOf(session string) (d [16]byte) {
@@ -52,7 +54,13 @@ func (e *endedSessions) Has(session string) bool {
 // load takes in what other replicas ended, and forgets what is over.
 func (e *endedSessions) load(ctx context.Context) error {
 	now := e.a.o.Clock.Now()
-	stored, err := e.a.store.RevokedSessions(ctx, now)
+	e.mu.RLock()
+	since := e.newest.Add(-time.Minute) // those of another replica may be written a little later
+	e.mu.RUnlock()
+	if since.Before(now) {
+		since = now
+	}
+	stored, err := e.a.store.RevokedSessions(ctx, since)
 	if err != nil {
 		return err
 	}
@@ -64,6 +72,11 @@ func (e *endedSessions) load(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, until := range stored {
+		if until.After(e.newest) {
+			e.newest = until
+		}
+	}
 	for d, until := range e.by {
 		if until <= now.Unix() {
 			delete(e.by, d)

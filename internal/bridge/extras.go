@@ -203,7 +203,7 @@ func (p *preparedOnce) of(conn *plane.Connection, cat *plane.Catalog) *preparedE
 	if ok && have.x.catalog == cat && (have.conn == conn || sameRules(have.conn, conn)) {
 		return have.x
 	}
-	if p.by == nil {
+	if p.by == nil || len(p.by) >= maxPrepared {
 		p.by = map[plane.ConnectionID]struct {
 			conn *plane.Connection
 			x    *preparedExtras

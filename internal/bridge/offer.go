@@ -78,7 +78,7 @@ func (p *prepared) of(ctx context.Context, b *Bridge, snap *policy.Snapshot, a p
 	slices.SortFunc(made.tools, func(x, y *candidate) int { return strings.Compare(x.alias, y.alias) })
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.by == nil {
+	if p.by == nil || len(p.by) >= maxPrepared {
 		p.by = map[preparedKey]*preparedTools{}
 	}
 	p.by[k] = made
@@ -112,6 +112,9 @@ type offerKey struct {
 func (k offerKey) signsIn(a policy.Attached) bool {
 	return k.client && a.Enabled && a.State == plane.StateAuthError && a.ShadowedBy == (plane.Scope{})
 }
+
+// maxPrepared bounds the memory, of connections that are gone too.
+const maxPrepared = 50_000
 
 // maxOffers bounds the memory; over it all are made again.
 const maxOffers = 4096

@@ -64,36 +64,45 @@ func (p *preparedTools) segment() *Segment {
 // indexes keeps the latest indexes: callers with the same view share one.
 type indexes struct {
 	mu  sync.Mutex
-	all []builtIndex // the newest last
+	all []*builtIndex // the newest last
 }
 
 type builtIndex struct {
 	lists []*preparedTools
+	once  sync.Once
 	x     *Index
 }
 
 const maxIndexes = 8
 
 func (x *indexes) of(lists []*preparedTools) *Index {
+	b := x.entry(lists)
+	b.once.Do(func() {
+		segments := make([]*Segment, 0, len(lists))
+		for _, l := range lists {
+			if l != nil {
+				segments = append(segments, l.segment())
+			}
+		}
+		b.x = NewIndex(segments)
+	})
+	return b.x
+}
+
+func (x *indexes) entry(lists []*preparedTools) *builtIndex {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, b := range x.all {
 		if slices.Equal(b.lists, lists) {
-			return b.x
+			return b
 		}
 	}
-	segments := make([]*Segment, 0, len(lists))
-	for _, l := range lists {
-		if l != nil {
-			segments = append(segments, l.segment())
-		}
-	}
-	b := builtIndex{lists, NewIndex(segments)}
+	b := &builtIndex{lists: lists}
 	if len(x.all) == maxIndexes {
 		x.all = slices.Delete(x.all, 0, 1)
 	}
 	x.all = append(x.all, b)
-	return b.x
+	return b
 }
 
 // find returns the places of the best tools for a question.

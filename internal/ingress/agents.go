@@ -213,6 +213,11 @@ func (a *Agents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.server(slug).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller{who, slug})))
 }
 
+func owner(r *http.Request) string {
+	who := callerOf(r).who
+	return string(who.Kind) + "|" + who.ID + "|" + who.Token
+}
+
 // allowed reports that who began to listen still may.
 func (a *Agents) allowed(r *http.Request) bool {
 	c := callerOf(r)
@@ -241,7 +246,7 @@ func (a *Agents) server(slug string) *mcp.Server {
 	s := a.srv[slug]
 	if s == nil {
 		s = &mcp.Server{Info: mcp.Implementation{Name: "patchbay/" + slug, Version: a.o.Version}, Handler: a, Capabilities: offers, Sessions: true, Keeper: a,
-			Name: a.o.Replica, Elsewhere: a.elsewhere, Stopping: a.o.Stopping, Life: a.o.Life, Allowed: a.allowed}
+			Name: a.o.Replica, Elsewhere: a.elsewhere, Stopping: a.o.Stopping, Life: a.o.Life, Allowed: a.allowed, Owner: owner}
 		a.srv[slug] = s
 	}
 	return s

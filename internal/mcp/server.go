@@ -44,6 +44,10 @@ type Server struct {
 	// answer that nobody waits for. Nil where there is none.
 	Elsewhere func(r *http.Request, about string, body []byte) error
 
+	// Owner tells whose request it is, so that nobody takes what all share. Nil for
+	// nobody in particular.
+	Owner func(r *http.Request) string
+
 	// Stopping ends the streams of notices, and Life the calls under way. Nil for never.
 	Stopping <-chan struct{}
 	Allowed  func(r *http.Request) bool // whether who listens still may; nil for yes

@@ -28,6 +28,8 @@ const (
 	maxListeners      = 1000
 	maxLevels         = 10_000
 	maxAsks           = 1000
+	maxOwnAsks        = 16  // of one session
+	maxOwnListeners   = 200 // of one caller
 	listenerQueue     = 64
 
 	allowedEvery = 15 * time.Second // whether a listener may still listen
@@ -222,7 +224,13 @@ func (s *Server) ask(ctx, gone context.Context, session string, st *stream, meth
 	if c.asks == nil {
 		c.asks = map[flight]chan Message{}
 	}
-	full := len(c.asks) >= maxAsks
+	own := 0
+	for a := range c.asks {
+		if a.session == session {
+			own++
+		}
+	}
+	full := len(c.asks) >= maxAsks || own >= maxOwnAsks
 	if !full {
 		c.asks[f] = ch
 	}
@@ -256,6 +264,7 @@ func (s *Server) ask(ctx, gone context.Context, session string, st *stream, meth
 // listener is a client that waits for notices.
 type listener struct {
 	session string // of the legacy era
+	owner   string
 	http    *http.Request
 	sub     json.RawMessage
 	wants   func(n *Notice) bool
@@ -330,7 +339,16 @@ func (s *Server) listen(w http.ResponseWriter, r *http.Request, first []byte, l 
 	if c.listeners == nil {
 		c.listeners = map[*listener]struct{}{}
 	}
-	full := len(c.listeners) >= maxListeners
+	own := 0
+	if s.Owner != nil {
+		l.owner = s.Owner(r)
+		for o := range c.listeners {
+			if o.owner == l.owner {
+				own++
+			}
+		}
+	}
+	full := len(c.listeners) >= maxListeners || own >= maxOwnListeners
 	if !full {
 		c.listeners[l] = struct{}{}
 	}
