@@ -43,6 +43,7 @@ fuzz: deps
 	go test -run '^$$' -fuzz '^FuzzAgainstNode$$' -fuzztime $(FUZZTIME) ./internal/mcp
 	go test -run '^$$' -fuzz '^FuzzAlias$$' -fuzztime $(FUZZTIME) ./internal/bridge
 	go test -run '^$$' -fuzz '^FuzzProject$$' -fuzztime $(FUZZTIME) ./internal/bridge
+	go test -run '^$$' -fuzz '^FuzzSearch$$' -fuzztime $(FUZZTIME) ./internal/bridge
 	go test -run '^$$' -fuzz '^FuzzGrade$$' -fuzztime $(FUZZTIME) ./internal/catalog
 	go test -run '^$$' -fuzz '^FuzzClip$$' -fuzztime $(FUZZTIME) ./internal/bridge
 	go test -run '^$$' -fuzz '^FuzzVisible$$' -fuzztime $(FUZZTIME) ./internal/bridge
