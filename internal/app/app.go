@@ -225,7 +225,7 @@ func (a *App) surfaces() {
 		pass = nil
 	}
 	a.agents = ingress.NewAgents(ingress.AgentsOptions{Bridge: a.bridge, Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) }, Who: a.principal,
-		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Log: a.o.Log, Ended: a.ended, Stopping: a.ending.streams, Life: a.ending.calls, Link: a.connectionPage, Version: a.o.Version, Replica: a.peers.name, Pass: pass, Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
+		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Log: a.o.Log, Ended: a.ended, Reaches: a.reaches, Stopping: a.ending.streams, Life: a.ending.calls, Link: a.connectionPage, Version: a.o.Version, Replica: a.peers.name, Pass: pass, Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
 	mux.Handle(ingress.AgentsPath, a.agents)
 	if a.cfg.Cluster.Advertise != "" {
 		mux.Handle(peerPath, a.peers)

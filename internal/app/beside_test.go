@@ -290,3 +290,27 @@ func (s *served) write(config string) {
 		s.t.Fatal(err)
 	}
 }
+
+// A changed list is told to those who reach its connection, and to nobody else.
+func TestChangesAreToldToWhoReachesThem(t *testing.T) {
+	own, hidden := fake.NewMCP(t, fake.Tool("look", "")), fake.NewMCP(t, fake.Tool("secret", ""))
+	s := start(t, "", fmt.Sprintf("org: {connections: {own: {url: %q}, hidden: {url: %q, agents: [review]}}}\n", own.Endpoint(), hidden.Endpoint())+allow("own", own.URL, "hidden", hidden.URL))
+	s.refresh("own")
+	s.refresh("hidden")
+	var heard atomic.Int64
+	c := s.plug("general", s.agentToken("general"), "2025-11-25", func() { heard.Add(1) })
+	if _, err := c.ListTools(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // it listens
+	heard.Store(0)
+	hidden.SetTools(fake.Tool("secret", `"title":"2"`))
+	s.refresh("hidden")
+	time.Sleep(300 * time.Millisecond)
+	if heard.Load() != 0 {
+		t.Error("a change of another agent's server was told")
+	}
+	own.SetTools(fake.Tool("look", `"title":"2"`))
+	s.refresh("own")
+	within(t, 5*time.Second, "the change of its own", func() bool { return heard.Load() > 0 })
+}

@@ -100,12 +100,18 @@ func (a *App) dropChanged(old, now *policy.Snapshot) {
 	}
 }
 
-// listsChanged tells the agents' clients that what they may use differs: of tools,
-// and of what is beside.
-func (a *App) listsChanged(tools, beside bool) {
+// listsChanged tells the agents' clients that what they may use differs: of tools, and
+// of what is beside, of one connection or, with none, of any.
+func (a *App) listsChanged(id plane.ConnectionID, tools, beside bool) {
 	if a.agents != nil {
-		a.agents.Changed(tools, beside)
+		a.agents.Changed(id, tools, beside)
 	}
+}
+
+// reaches reports that a connection is in reach of an agent that works for who.
+func (a *App) reaches(who plane.Principal, agent string, id plane.ConnectionID) bool {
+	_, denial := a.policy.Load().Decide(who, policy.Discover, policy.Resource{Agent: agent, Connection: id})
+	return denial == nil
 }
 
 // legs seals calls that wait for input.
@@ -248,7 +254,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	}
 	old := a.policy.Swap(snap)
 	a.dropChanged(old, snap)
-	a.listsChanged(true, true)
+	a.listsChanged("", true, true)
 	return nil
 }
 

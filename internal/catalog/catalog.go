@@ -77,7 +77,7 @@ type Catalogs struct {
 	seq    int64                            // what was taken in of other replicas
 
 	// Changed is told when what a connection offers differs; nil for nobody.
-	Changed func(tools, beside bool)
+	Changed func(id plane.ConnectionID, tools, beside bool)
 	// Converted is told when a legacy selection became exclusions: the connection
 	// that policy has is another now; nil for nobody.
 	Converted func(ctx context.Context) error
@@ -167,7 +167,7 @@ func (c *Catalogs) keep(s *plane.Catalog) {
 	}
 	tools := have == nil || !sameDefinitions(have.Definitions, s.Definitions) || heldDiffers(have, s)
 	if beside := have == nil || changedExtras(have, s); tools || beside {
-		c.Changed(tools, beside)
+		c.Changed(s.Connection, tools, beside)
 	}
 }
 

@@ -36,6 +36,7 @@ type AgentsOptions struct {
 	Replica string                          // names this process in session ids
 	Ended   Ended                           // sessions that were ended before their time
 	Link    func(plane.ConnectionID) string // where a person signs a connection in
+	Reaches func(who plane.Principal, agent string, id plane.ConnectionID) bool
 	// Pass tells the replica of that name, or every other one, of a message about a
 	// request that is not here. Nil where there are no others.
 	Pass func(ctx context.Context, to, agent, session string, message []byte) error
@@ -124,16 +125,23 @@ func (a *Agents) Reap() {
 	}
 }
 
-// Changed tells every client that listens that lists may differ now: of tools, and
-// of what servers offer beside.
-func (a *Agents) Changed(tools, beside bool) {
+// Changed tells the clients that listen and reach a connection, or, with none, all of
+// them, that lists may differ now: of tools, and of what servers offer beside.
+func (a *Agents) Changed(id plane.ConnectionID, tools, beside bool) {
+	var to func(string, *http.Request) bool
+	if id != "" && a.o.Reaches != nil {
+		to = func(_ string, r *http.Request) bool {
+			c := callerOf(r)
+			return a.o.Reaches(c.who, c.agent, id)
+		}
+	}
 	for _, s := range a.servers() {
 		if tools {
-			s.ListChanged()
+			s.Tell(mcp.Notice{Method: mcp.MethodListChanged, To: to})
 		}
 		if beside {
-			s.Tell(mcp.Notice{Method: mcp.MethodPromptsChanged})
-			s.Tell(mcp.Notice{Method: mcp.MethodResourcesChanged})
+			s.Tell(mcp.Notice{Method: mcp.MethodPromptsChanged, To: to})
+			s.Tell(mcp.Notice{Method: mcp.MethodResourcesChanged, To: to})
 		}
 	}
 }
