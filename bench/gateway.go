@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"patchbay/bench/rawload"
+	"patchbay/test/peers"
 )
 
 // side is one of what is compared: an endpoint, and the process that serves it.
@@ -109,7 +110,7 @@ func (b *bench) plug() (*plugged, error) {
 		return nil, err
 	}
 	p := &plugged{dir: dir, data: filepath.Join(dir, "data")}
-	addr, err := freePort()
+	addr, err := peers.FreeAddr()
 	if err != nil {
 		return p, err
 	}

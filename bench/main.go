@@ -23,6 +23,7 @@ import (
 	"patchbay/bench/figures"
 	"patchbay/bench/rawload"
 	"patchbay/internal/store/storetest"
+	"patchbay/test/peers"
 )
 
 func main() {
@@ -83,7 +84,7 @@ func (b *bench) run() error {
 
 // serve starts a program of ours on a free port and waits until it listens.
 func (b *bench) serve(name string, args ...string) (addr string, pid int, err error) {
-	if addr, err = freePort(); err != nil {
+	if addr, err = peers.FreeAddr(); err != nil {
 		return "", 0, err
 	}
 	cmd := exec.Command(filepath.Join(b.bin, name), append([]string{"-addr", addr}, args...)...)
@@ -113,15 +114,6 @@ func (b *bench) stop() {
 			c.Process.Kill()
 		}
 	}
-}
-
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 func waitFor(addr string, limit time.Duration) error {
@@ -294,7 +286,7 @@ func (b *bench) server() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	addr, err := freePort()
+	addr, err := peers.FreeAddr()
 	if err != nil {
 		return err
 	}

@@ -6,18 +6,14 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"slices"
-	"time"
 
 	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
 	"patchbay/internal/upstream"
 )
 
-// inputLife is how long a call may wait for input in all, and maxLegs how often.
-const (
-	inputLife = 30 * time.Minute
-	maxLegs   = 16
-)
+// maxLegs is how often a call may ask for input.
+const maxLegs = 16
 
 // leg is what a call is about while its server wants input: it goes to the caller,
 // sealed, and comes back with the input. Each is good once: the ledger lets one
@@ -90,7 +86,7 @@ func (s *Session) resume(state, method, alias string, conn plane.ConnectionID, a
 	if !slices.Equal(l.Who, s.whose()) || l.Method != method || l.Alias != alias || l.Conn != conn || l.Arguments != argsDigest(args) {
 		return nil, bad
 	}
-	if s.b.Clock.Now().Sub(plane.FromMicros(l.Planned)) > inputLife {
+	if s.b.Clock.Now().Sub(plane.FromMicros(l.Planned)) > plane.InputLife {
 		return nil, plane.Errorf(plane.Gone, "The call waited for input for too long.").Then("Make the call anew, without its requestState.")
 	}
 	return &l, nil

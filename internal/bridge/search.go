@@ -122,6 +122,26 @@ func (b *Bridge) find(ctx context.Context, o *offer, question string, n int) []i
 	return fuse(n, x.Search(question, closely), b.vectors.rank(ctx, b.Embeds, question, texts))
 }
 
+// some names the servers, and tools where they are few, for who found nothing.
+func (o *offer) some() string {
+	text := "The servers are " + o.served() + "."
+	if o.hidden > namedTools {
+		return text
+	}
+	var names []string
+	for _, l := range o.lists {
+		if l != nil {
+			for _, c := range l.tools {
+				names = append(names, c.alias)
+			}
+		}
+	}
+	return text + " Their tools: " + strings.Join(names, ", ") + "."
+}
+
+// namedTools is how many tools are named where none was found.
+const namedTools = 100
+
 // at is the candidate at a place of the index.
 func (o *offer) at(place int) (p place, ok bool) {
 	for i, l := range o.lists {
@@ -176,7 +196,7 @@ func (s *Session) Search(ctx context.Context, input json.RawMessage) (*Out, erro
 		}
 	}
 	if len(hits) == 0 {
-		return &Out{Text: "No tool fits that. Try other words; the servers are " + o.served() + "."}, nil
+		return &Out{Text: "No tool fits that. Try other words. " + o.some()}, nil
 	}
 	text := ""
 	for ; len(hits) > 0; hits = hits[:len(hits)-1] { // as many as one answer takes

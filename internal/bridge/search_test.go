@@ -144,7 +144,7 @@ func (m means) Embed(_ context.Context, texts []string) ([][]float32, error) {
 // With an endpoint for embeddings, tools are found by what is meant; without an answer
 // of it, by words as before.
 func TestSearchByMeaning(t *testing.T) {
-	f := fake.NewMCP(t, shop(60)...)
+	f := fake.NewMCP(t, shop(150)...)
 	r := newRig(t, nil, server{slug: "shop", fake: f})
 	ask := func(q string) string {
 		out, err := r.open("general").Call(t.Context(), bridge.In{Alias: "tool_search", Arguments: json.RawMessage(fmt.Sprintf(`{"query":%q}`, q))})

@@ -31,7 +31,8 @@ type bound struct {
 	key   string
 	most  int // in flight; 0 for no bound
 	rate  plane.Rate
-	limit string // its name in config
+	limit string // the name of the bound on calls in flight
+	rated string // and of the rate
 	who   string // in a sentence
 }
 
@@ -66,7 +67,7 @@ func (x *throttles) enter(now time.Time, bounds []bound) (leave func(), err erro
 			back()
 			undo(spent, now)
 			wait = max(wait.Round(time.Second), time.Second)
-			e := plane.Errorf(plane.Limited, "%s takes %s calls (%s); it takes the next in %s.", b.who, b.rate, b.limit, wait).Over(b.limit)
+			e := plane.Errorf(plane.Limited, "%s takes %s calls (%s); it takes the next in %s.", b.who, b.rate, b.rated, wait).Over(b.rated)
 			e.RetryAfter = wait
 			return nil, e
 		}
@@ -120,19 +121,12 @@ func (s *Session) bounds(a plane.Agent, c *plane.Connection, tool string) []boun
 	}
 	out := make([]bound, 0, 3)
 	out = append(out,
-		bound{key: "agent " + a.Slug, most: or(a.Throttle.InFlight, s.b.Limits.AgentCalls), rate: a.Throttle.Rate, limit: limitName(a.Throttle.Rate, "agent_calls"), who: "The agent " + a.Slug},
-		bound{key: "conn " + string(c.ID), most: or(c.Throttle.InFlight, s.b.Limits.ConnectionCalls), rate: c.Throttle.Rate, limit: limitName(c.Throttle.Rate, "connection_calls"), who: c.Slug})
+		bound{key: "agent " + a.Slug, most: or(a.Throttle.InFlight, s.b.Limits.AgentCalls), rate: a.Throttle.Rate, limit: "agent_calls", rated: "rate", who: "The agent " + a.Slug},
+		bound{key: "conn " + string(c.ID), most: or(c.Throttle.InFlight, s.b.Limits.ConnectionCalls), rate: c.Throttle.Rate, limit: "connection_calls", rated: "rate", who: c.Slug})
 	for _, t := range c.Throttle.Tools {
 		if plane.Glob(t.Tool, tool) {
-			out = append(out, bound{key: fmt.Sprintf("tool %s %s %s", c.ID, t.Tool, tool), rate: t.Rate, limit: "tool_rates", who: c.Slug + "'s " + clipName(tool)})
+			out = append(out, bound{key: fmt.Sprintf("tool %s %s %s", c.ID, t.Tool, tool), rate: t.Rate, rated: "tool_rates", who: c.Slug + "'s " + clipName(tool)})
 		}
 	}
 	return out
-}
-
-func limitName(r plane.Rate, inFlight string) string {
-	if r.Calls > 0 {
-		return "rate, " + inFlight
-	}
-	return inFlight
 }

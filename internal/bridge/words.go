@@ -182,6 +182,7 @@ var kin = families(
 	"convert transform translate export turn change format",
 	"analyze analyse analysis inspect examine evaluate study",
 	"compute calculate count measure sum estimate",
+	"add sum plus total",
 	"summarize summary overview report recap",
 	"download save store fetch",
 	"save write store",

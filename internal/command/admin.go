@@ -68,7 +68,8 @@ type TokensCreateInput struct {
 // TokenCreated is a token with its value, shown once.
 type TokenCreated struct {
 	TokenRow
-	Value string `json:"token"`
+	Value    string `json:"token"`
+	Endpoint string `json:"endpoint,omitempty"` // of an agent's token: where its client connects
 }
 
 // Text shows the value, and nothing else, where a program reads.
@@ -77,6 +78,9 @@ func (o *TokenCreated) Text(w io.Writer, s Style) {
 		fmt.Fprintf(w, "This is shown once. Keep it where secrets are kept.\n\n  ")
 	}
 	fmt.Fprintln(w, o.Value)
+	if s.Terminal && o.Endpoint != "" {
+		fmt.Fprintf(w, "\nAn MCP client connects to %s\nwith the header Authorization: Bearer and the token (docs/agents.md).\n", o.Endpoint)
+	}
 }
 
 // TokensListInput takes nothing.
@@ -200,7 +204,11 @@ func tokenCommands(d Deps) []*Command {
 				if err != nil {
 					return nil, err
 				}
-				return &TokenCreated{TokenRow: tokenRow(k), Value: value}, nil
+				out := &TokenCreated{TokenRow: tokenRow(k), Value: value}
+				if k.Agent != "" && d.AgentURL != nil {
+					out.Endpoint = d.AgentURL(k.Agent)
+				}
+				return out, nil
 			}),
 		define(About{Name: "tokens.list", Summary: "Lists tokens, without their values.", ReadOnly: true, Right: plane.AdminRight, Example: "tokens list", Alias: "ls"},
 			func(ctx context.Context, who plane.Principal, _ *TokensListInput) (*TokensList, error) {

@@ -89,7 +89,8 @@ type Deps struct {
 	Policy   func() *policy.Snapshot
 	Models   func(name string) string // describes a model for people
 	Info     func(ctx context.Context, who plane.Principal) Status
-	MCP      bool // the mcp commands answer at all
+	AgentURL func(slug string) string // where clients of an agent connect
+	MCP      bool                     // the mcp commands answer at all
 	Consent  Consent
 	Tokens   Tokens
 	Keys     Keys

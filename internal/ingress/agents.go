@@ -208,10 +208,10 @@ func (a *Agents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !ok || who.Kind == plane.KindAgent && who.Agent != slug:
 		// Another agent's endpoint looks like one that does not exist.
-		http.Error(w, "There is no such agent.", http.StatusNotFound)
+		http.Error(w, "There is no such agent, or the token is for another one. patchbay agents list shows the agents, patchbay tokens list whose a token is.", http.StatusNotFound)
 		return
 	case !agent.MCP:
-		http.Error(w, "MCP is off for this agent.", http.StatusServiceUnavailable)
+		http.Error(w, "MCP is off for this agent. An operator sets agents."+slug+".mcp.enabled in patchbay.yaml.", http.StatusServiceUnavailable)
 		return
 	case who.Kind != plane.KindAgent && !who.Rights.Has(plane.MCPRead|plane.RunsWrite):
 		w.Header().Set("WWW-Authenticate", `Bearer realm="patchbay", error="insufficient_scope", scope="mcp:read runs:write"`)
@@ -245,7 +245,7 @@ func challenge(w http.ResponseWriter, r *http.Request, err error) {
 		text += `, error="invalid_token"`
 	}
 	w.Header().Set("WWW-Authenticate", text)
-	http.Error(w, plane.Public(err).Message, http.StatusUnauthorized)
+	http.Error(w, plane.Public(err).Message+" An agent's client sends the token that patchbay tokens create --agent AGENT makes, as Authorization: Bearer.", http.StatusUnauthorized)
 }
 
 func (a *Agents) server(slug string) *mcp.Server {

@@ -194,14 +194,11 @@ func plain(c *plane.Call, v Verdict) bool {
 	return c.Fence == 0 && c.Attempts == 1 && !c.Waited && v == Answered
 }
 
-// InputLife is how long a call may wait for input in all.
-const InputLife = 30 * time.Minute
-
 // RecoverSessions makes unknown what sessions that are not runs left dispatched
 // before a time at which none of them can be under way any more, and effects that
-// have waited for input for longer than that and InputLife.
+// have waited for input for longer than that and plane.InputLife.
 func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
-	stranded, err := l.store.StrandedCalls(ctx, before, before.Add(-InputLife))
+	stranded, err := l.store.StrandedCalls(ctx, before, before.Add(-plane.InputLife))
 	if err != nil {
 		return err
 	}

@@ -68,8 +68,12 @@ func DefaultLimits() Limits {
 	}
 }
 
-// AskedMost is how long a server's question to its caller may stay open.
-const AskedMost = time.Hour
+// How long a call may stand still for its caller: a question of the server may stay
+// open for AskedMost, and a call that wants input has InputLife to get it in all.
+const (
+	AskedMost = time.Hour
+	InputLife = 30 * time.Minute
+)
 
 // MaxResultChars is how far config may raise ResultChars.
 const MaxResultChars = 512 << 10

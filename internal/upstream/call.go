@@ -320,7 +320,9 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 		}
 		return nil, err
 	}
-	if p.o.Listed != nil {
+	// Some servers show a client more that says what it may be asked; what everybody is
+	// offered does not hang on who called last.
+	if p.o.Listed != nil && !s.asks {
 		p.o.Listed(ctx, g, listed)
 	}
 	return prints, nil

@@ -71,6 +71,7 @@ type session struct {
 	busy   int
 
 	open    atomic.Bool
+	asks    bool                                // it says that its one caller may be asked things
 	listens bool                                // to what the server tells by itself
 	heard   map[string]map[plane.SessionID]bool // resources whose changes it hears of, and for whom
 }
@@ -382,7 +383,7 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *conne
 		body = conn.MaxBytes
 	}
 	lk := listKey{conn.ID, conn.Version}
-	s := &session{lease: lease} // what it hears before it is open is nobody's
+	s := &session{lease: lease, asks: how.offers != nil} // what it hears before it is open is nobody's
 	o := mcp.Options{
 		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.EgressName()), Inject: lease.Inject, Info: p.o.Info, Era: how.era, Big: p.big,
 		Capabilities: how.offers,

@@ -30,12 +30,29 @@ func Node() string {
 // FreePort is a port that nobody listens on.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	a, err := freeAddr()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return a.Port
+}
+
+// FreeAddr is an address on loopback that nobody listens on.
+func FreeAddr() (string, error) {
+	a, err := freeAddr()
+	if err != nil {
+		return "", err
+	}
+	return a.String(), nil
+}
+
+func freeAddr() (*net.TCPAddr, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
 	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return l.Addr().(*net.TCPAddr), nil
 }
 
 // Everything starts @modelcontextprotocol/server-everything over HTTP and

@@ -60,6 +60,9 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"people, sessions and tokens", people},
 		{"sealed blobs", sealed},
 		{"locks", locks},
+		{"a bare name keeps its tool", bareNames},
+		{"ended sessions", endedSessions},
+		{"replicas that are there", advertised},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			clock := NewClock()

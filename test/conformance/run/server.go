@@ -68,15 +68,6 @@ type gateway struct {
 	urls  map[string]string // by agent
 }
 
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
-}
-
 func (g *gateway) start(addr string, argv ...string) error {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stderr = os.Stderr
@@ -126,7 +117,7 @@ func newGateway(patchbay string) (*gateway, error) {
 	}
 	var addr [3]string
 	for i := range addr {
-		if addr[i], err = freeAddr(); err != nil {
+		if addr[i], err = peers.FreeAddr(); err != nil {
 			return g, err
 		}
 	}
