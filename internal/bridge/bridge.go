@@ -1,8 +1,10 @@
-// Package bridge is where agents meet servers. A Session resolves what an agent
-// may use, offers it under safe names, and takes each call down the one road:
-// decide, lend, call, record. It promises that a name is resolved through the
-// table of its own offer and never by splitting it, that a failing server takes
-// no other with it, and that own runs see what servers say only marked as data.
+// Package bridge is where agents meet servers. A Session resolves what an agent may
+// use, offers it under safe names, or by a search where it is much, and takes each call
+// of a tool, and each reading of a resource or prompt, down the one road: decide, lend,
+// call, record. It promises that a name is resolved through the table of its own offer
+// and never by splitting it, that a failing server takes no other with it, that own
+// runs see what servers say only marked as data, and that a call that waits for input
+// goes on once, for whoever began it.
 package bridge
 
 import (
