@@ -56,7 +56,8 @@ var allowed = map[string]string{
 
 	// test only
 	"internal/fake":            "mcp",
-	"internal/store/storetest": "plane store",
+	"internal/freeport":        "",
+	"internal/store/storetest": "plane store freeport",
 }
 
 // mayExpose may take a secret's text: the injectors, and what builds clients.

