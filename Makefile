@@ -36,20 +36,21 @@ race: deps
 	@command -v gcc >/dev/null || { apt-get update -q && apt-get install -y -q gcc libc6-dev; }
 	CGO_ENABLED=1 go test -race -timeout 280s $(RACED)
 
-FUZZTIME ?= 30s
+# So many runs each, about 20 s of two cores; not a time, because Go's fuzzer may
+# call the end of a time a failure of the target (golang.org/issue/75804).
 fuzz: deps
-	go test -run '^$$' -fuzz '^FuzzSSE$$' -fuzztime $(FUZZTIME) ./internal/mcp
-	go test -run '^$$' -fuzz '^FuzzMessage$$' -fuzztime $(FUZZTIME) ./internal/mcp
-	go test -run '^$$' -fuzz '^FuzzAgainstNode$$' -fuzztime $(FUZZTIME) ./internal/mcp
-	go test -run '^$$' -fuzz '^FuzzAlias$$' -fuzztime $(FUZZTIME) ./internal/bridge
-	go test -run '^$$' -fuzz '^FuzzProject$$' -fuzztime $(FUZZTIME) ./internal/bridge
-	go test -run '^$$' -fuzz '^FuzzSearch$$' -fuzztime $(FUZZTIME) ./internal/bridge
-	go test -run '^$$' -fuzz '^FuzzGrade$$' -fuzztime $(FUZZTIME) ./internal/catalog
-	go test -run '^$$' -fuzz '^FuzzClip$$' -fuzztime $(FUZZTIME) ./internal/bridge
-	go test -run '^$$' -fuzz '^FuzzVisible$$' -fuzztime $(FUZZTIME) ./internal/bridge
-	go test -run '^$$' -fuzz '^FuzzCheckURL$$' -fuzztime $(FUZZTIME) ./internal/netguard
-	go test -run '^$$' -fuzz '^FuzzChallenges$$' -fuzztime $(FUZZTIME) ./internal/oauth
-	go test -run '^$$' -fuzz '^FuzzWords$$' -fuzztime $(FUZZTIME) ./internal/command
+	go test -run '^$$$$' -fuzz '^FuzzSSE$$$$' -fuzztime 220000x -fuzzminimizetime 500x ./internal/mcp
+	go test -run '^$$$$' -fuzz '^FuzzMessage$$$$' -fuzztime 8000x -fuzzminimizetime 500x ./internal/mcp
+	go test -run '^$$$$' -fuzz '^FuzzAgainstNode$$$$' -fuzztime 16000x -fuzzminimizetime 500x ./internal/mcp
+	go test -run '^$$$$' -fuzz '^FuzzAlias$$$$' -fuzztime 90000x -fuzzminimizetime 500x ./internal/bridge
+	go test -run '^$$$$' -fuzz '^FuzzProject$$$$' -fuzztime 35000x -fuzzminimizetime 500x ./internal/bridge
+	go test -run '^$$$$' -fuzz '^FuzzSearch$$$$' -fuzztime 36000x -fuzzminimizetime 500x ./internal/bridge
+	go test -run '^$$$$' -fuzz '^FuzzGrade$$$$' -fuzztime 35000x -fuzzminimizetime 500x ./internal/catalog
+	go test -run '^$$$$' -fuzz '^FuzzClip$$$$' -fuzztime 40000x -fuzzminimizetime 500x ./internal/bridge
+	go test -run '^$$$$' -fuzz '^FuzzVisible$$$$' -fuzztime 70000x -fuzzminimizetime 500x ./internal/bridge
+	go test -run '^$$$$' -fuzz '^FuzzCheckURL$$$$' -fuzztime 280000x -fuzzminimizetime 500x ./internal/netguard
+	go test -run '^$$$$' -fuzz '^FuzzChallenges$$$$' -fuzztime 280000x -fuzzminimizetime 500x ./internal/oauth
+	go test -run '^$$$$' -fuzz '^FuzzWords$$$$' -fuzztime 14000x -fuzzminimizetime 500x ./internal/command
 
 KILLS ?= 20
 kill: deps
