@@ -216,9 +216,9 @@ func (r *rig) measure(o Order) (Figures, error) {
 // first byte, settled after the answer.
 func (r *rig) effect(ctx context.Context) error {
 	c := &plane.Call{ID: plane.NewCallID(time.Now()), Run: "ses_bench", Agent: "general", Principal: "cli:local", Connection: r.conn.ID,
-		Version: r.conn.Version, Server: "up", Tool: "echo", Alias: "mcp__up__echo", Class: plane.Effect}
+		Version: r.conn.Version, Server: "up", Tool: "echo", Alias: "mcp__up__echo", Class: plane.Effect, Target: "tool:echo"}
 	if err := r.ledger.Begin(ctx, c); err != nil {
 		return err
 	}
-	return r.ledger.Settle(ctx, c, plane.Ending{Answered: true}, nil)
+	return r.ledger.Settle(ctx, c, plane.Settlement{Ending: plane.Ending{Answered: true}})
 }

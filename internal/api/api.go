@@ -38,6 +38,7 @@ type API struct {
 	who      func(*http.Request) (plane.Principal, error)
 	maySee   func(plane.Principal, plane.Run) bool
 	mcp      bool
+	keys     func() []SigningKey
 	mux      *http.ServeMux
 	ending   <-chan struct{}
 }
@@ -63,13 +64,14 @@ type Options struct {
 	Version   string
 	Who       func(*http.Request) (plane.Principal, error) // the caller, or why there is none
 	MaySee    func(who plane.Principal, run plane.Run) bool
-	MCP       bool            // servers can be signed in at all
-	Ending    <-chan struct{} // closed when whoever follows a run must come back elsewhere
+	Keys      func() []SigningKey // that receipts and checkpoints are signed with, active first
+	MCP       bool                     // servers can be signed in at all
+	Ending    <-chan struct{}          // closed when whoever follows a run must come back elsewhere
 }
 
 // New makes the surface.
 func New(o Options) *API {
-	a := &API{commands: o.Commands, accounts: o.Providers, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, ending: o.Ending, mux: http.NewServeMux()}
+	a := &API{commands: o.Commands, accounts: o.Providers, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, keys: o.Keys, ending: o.Ending, mux: http.NewServeMux()}
 	a.mux.HandleFunc("GET /api/commands/{name}", a.describe)
 	a.mux.HandleFunc("POST /api/agents/{slug}/mcp/oauth/start", a.startSignIn)
 	a.providers()
@@ -77,6 +79,7 @@ func New(o Options) *API {
 	a.mux.HandleFunc("GET "+consent.DocumentPath, a.document(false))
 	a.mux.HandleFunc("GET "+consent.LocalDocumentPath, a.document(true))
 	a.mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
+	a.mux.HandleFunc("GET "+signingPath, a.signing)
 	a.mux.HandleFunc("GET /api/openapi.json", a.openapi)
 	a.mux.HandleFunc("POST /api/commands/{name}", a.command)
 	a.mux.HandleFunc("GET /api/runs/{id}/events", a.events)

@@ -30,6 +30,8 @@ func builtin() map[string]plane.Agent {
 			Prompt: "You change code. Make the smallest change that does what is asked, and say how it was checked."},
 		"review": {Slug: "review", Trust: plane.Guarded, Description: "Reading code, changing nothing.", Tools: []string{},
 			Prompt: "You review code. You change nothing. Say what is wrong, where, and why it matters, most important first."},
+		"ship": {Slug: "ship", Trust: plane.Guarded, Description: "A change from request to reviewed result, in rounds of coding and review.", Tools: []string{},
+			Rounds: []string{"coding", "review", "coding"}},
 	}
 }
 
@@ -57,6 +59,9 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		if err := c.oneOf("agents."+slug+".search", string(a.Search), string(plane.SearchAuto), string(plane.SearchOn), string(plane.SearchOff)); err != nil {
 			return nil, err
 		}
+		if err := c.governed(&a, cc); err != nil {
+			return nil, err
+		}
 		var err error
 		if a.Throttle, err = c.throttle("agents."+slug, cc.Calls, cc.Rate, nil); err != nil {
 			return nil, err
@@ -67,6 +72,11 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		out[slug] = a
 	}
 	for slug, a := range out {
+		for _, r := range a.Rounds {
+			if round, ok := out[r]; !ok || len(round.Rounds) > 0 {
+				return nil, c.bad("agents."+slug+".rounds", "agents.%s: a round is a run of an agent without rounds of its own; %q is none.", slug, r)
+			}
+		}
 		a.MCP = c.MCP.On() && c.Agents[slug].MCP.On()
 		a.Model = cmp.Or(a.Model, "default")
 		if _, ok := c.models()[a.Model]; !ok {
@@ -79,6 +89,35 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		out[slug] = a
 	}
 	return out, nil
+}
+
+// maxRounds bounds a pipeline.
+const maxRounds = 16
+
+// governed reads what an agent's calls are held to.
+func (c *Config) governed(a *plane.Agent, cc AgentConfig) error {
+	path := "agents." + a.Slug
+	a.Interactive, a.Taint = cc.Interactive, cmp.Or(cc.Taint, plane.TaintWarn)
+	if err := c.oneOf(path+".taint", string(a.Taint), string(plane.TaintOff), string(plane.TaintWarn), string(plane.TaintEnforce)); err != nil {
+		return err
+	}
+	a.Approvals = nil
+	for _, pattern := range sortedKeys(cc.Approvals) {
+		mode := cc.Approvals[pattern]
+		if err := c.oneOf(path+".approvals."+pattern, string(mode), string(plane.Always), string(plane.Ask), string(plane.Block)); err != nil {
+			return err
+		}
+		if !strings.HasPrefix(pattern, "mcp__") && pattern != "*" {
+			return c.bad(path+".approvals", "%s.approvals: %q names no tool; write mcp__server__tool, where * stands for anything.", path, pattern)
+		}
+		a.Approvals = append(a.Approvals, plane.ToolMode{Pattern: pattern, Mode: mode})
+	}
+	if cc.Rounds != nil {
+		if a.Rounds = cc.Rounds; len(a.Rounds) > maxRounds {
+			return c.bad(path+".rounds", "%s has more than %d rounds.", path, maxRounds)
+		}
+	}
+	return nil
 }
 
 // throttle reads what an agent or connection says of its calls.

@@ -65,6 +65,7 @@ type App struct {
 	peers    *peers
 	traces   *telemetry.Traces
 	bridge   *bridge.Bridge
+	ledger   *ledger.Ledger
 	cats     *catalog.Catalogs
 	conns    *connect.Connections
 	consent  *consent.Service
@@ -129,7 +130,7 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 	if err := a.connectAll(ctx); err != nil {
 		return a, err
 	}
-	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: ledger.New(a.store, a.o.Clock), Agents: agentsOf{a}, Ring: a.ring,
+	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: a.ledger, Search: a.cfg.Memory.Search, Agents: agentsOf{a}, Ring: a.ring,
 		Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
 	a.surfaces()
 	return a, nil
@@ -156,7 +157,7 @@ func (a *App) openStore(ctx context.Context) (*secret.Ring, error) {
 	if a.lock, err = lockData(a.cfg.Data); err != nil {
 		return nil, err
 	}
-	so := store.Options{Clock: a.o.Clock, Local: a.o.Local}
+	so := store.Options{Clock: a.o.Clock, Local: a.o.Local, Lane: a.cfg.lane()}
 	if a.cfg.Database == "sqlite" {
 		so.Path = filepath.Join(a.cfg.Data, "patchbay.db")
 	} else {
@@ -212,11 +213,12 @@ func (x agentsOf) Model(name string) (model.Provider, error) {
 func (a *App) surfaces() {
 	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
 		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
+		Records: records{a.store, a}, Renew: a.refreshPolicy, Now: a.o.Clock.Now, Unseal: a.unseal, Sign: a.ring.SignBy,
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
 	mcpServer := ingress.New(reg, a.o.Version, a.principal)
 	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
-	rest := api.New(api.Options{Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
+	rest := api.New(api.Options{Keys: a.signingKeys, Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)

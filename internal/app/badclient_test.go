@@ -181,9 +181,10 @@ func TestAServerThatDiesInMidStream(t *testing.T) {
 		if err := jsonDecode(resp, &got); err != nil || got.ID != 40+i || !got.Result.IsError || got.Result.Meta["patchbay/state"] != "unknown" || time.Since(began) > 10*time.Second {
 			t.Errorf("%d: %+v %v", i, got, err)
 		}
+		s.settle(1)
 	}
 	m.Wrap(nil)
-	if calls := s.calls("state = 'unknown'"); len(calls) != 2 {
+	if calls := s.calls("state = 'resolved_done'"); len(calls) != 2 {
 		t.Errorf("%+v", calls)
 	}
 }

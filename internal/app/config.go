@@ -38,6 +38,8 @@ type Config struct {
 	Users  map[string]Tier        `yaml:"users"`
 
 	Embeddings EmbeddingsConfig `yaml:"embeddings"`
+	Memory     MemoryConfig     `yaml:"memory"`
+	Retention  RetentionConfig  `yaml:"retention"`
 
 	Egress    EgressConfig    `yaml:"egress"`
 	MCP       Switch          `yaml:"mcp"`
@@ -72,21 +74,37 @@ type EmbeddingsConfig struct {
 	APIKeyEnv string `yaml:"api_key_env"`
 }
 
+// MemoryConfig is how agents' memories rest.
+type MemoryConfig struct {
+	Search bool `yaml:"search"` // in a full-text index too, in the clear
+}
+
+// RetentionConfig is how long records stay; 0 is for ever.
+type RetentionConfig struct {
+	Events  time.Duration `yaml:"events"`
+	Results time.Duration `yaml:"results"`
+	Records time.Duration `yaml:"records"` // calls, evidence, audit
+}
+
 // AgentConfig is one agent, or what differs from a built-in one.
 type AgentConfig struct {
-	Description string                      `yaml:"description"`
-	Model       string                      `yaml:"model"`
-	Prompt      string                      `yaml:"prompt"`
-	Trust       plane.Trust                 `yaml:"trust"`
-	Tools       *[]string                   `yaml:"tools"`
-	MCP         Switch                      `yaml:"mcp"`
-	Operators   []string                    `yaml:"operators"`
-	Results     plane.Results               `yaml:"results"` // raw, or marked as data
-	Names       plane.Names                 `yaml:"names"`   // prefixed, or bare
-	Search      plane.SearchUse             `yaml:"search"`  // auto, on, off
-	Calls       int                         `yaml:"calls"`   // in flight at one replica
-	Rate        string                      `yaml:"rate"`    // as 60/m
-	Connections map[string]ConnectionConfig `yaml:"connections"`
+	Description string                        `yaml:"description"`
+	Model       string                        `yaml:"model"`
+	Prompt      string                        `yaml:"prompt"`
+	Trust       plane.Trust                   `yaml:"trust"`
+	Tools       *[]string                     `yaml:"tools"`
+	MCP         Switch                        `yaml:"mcp"`
+	Operators   []string                      `yaml:"operators"`
+	Results     plane.Results                 `yaml:"results"`     // raw, or marked as data
+	Names       plane.Names                   `yaml:"names"`       // prefixed, or bare
+	Search      plane.SearchUse               `yaml:"search"`      // auto, on, off
+	Calls       int                           `yaml:"calls"`       // in flight at one replica
+	Rate        string                        `yaml:"rate"`        // as 60/m
+	Interactive bool                          `yaml:"interactive"` // people are at hand
+	Approvals   map[string]plane.ApprovalMode `yaml:"approvals"`   // pattern: always, ask, block
+	Taint       plane.TaintUse                `yaml:"taint"`       // off, warn, enforce
+	Rounds      []string                      `yaml:"rounds"`      // a pipeline of other agents' runs
+	Connections map[string]ConnectionConfig   `yaml:"connections"`
 }
 
 // Tier is a scope's connections.
@@ -119,6 +137,10 @@ type ConnectionConfig struct {
 	Calls     int               `yaml:"calls"`      // in flight at one replica
 	Rate      string            `yaml:"rate"`       // as 60/m
 	ToolRates map[string]string `yaml:"tool_rates"` // glob: rate
+
+	Labels  *[]string         `yaml:"labels"`           // private, untrusted, outward
+	Targets map[string]string `yaml:"targets"`          // tool: argument path, as $.id
+	Keys    map[string]string `yaml:"idempotency_keys"` // tool: argument
 }
 
 // ToolsConfig says which tools of a connection are used at all.
@@ -170,7 +192,8 @@ func DefaultData() string {
 
 // LoadConfig reads a file; an empty path gives the defaults.
 func LoadConfig(path string) (*Config, error) {
-	c := &Config{path: path, Limits: plane.DefaultLimits()}
+	const day = 24 * time.Hour
+	c := &Config{path: path, Limits: plane.DefaultLimits(), Retention: RetentionConfig{Events: 90 * day, Results: 7 * day, Records: 400 * day}}
 	if path != "" {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -319,6 +342,9 @@ func (c *Config) validate() error {
 				}
 			}
 		}
+	}
+	if r := c.Retention; r.Events < 0 || r.Results < 0 || r.Records < 0 {
+		return c.bad("retention", "retention: a length of time is not negative; 0 keeps for ever.")
 	}
 	for name := range c.Teams {
 		if !plane.ValidSlug(name) {

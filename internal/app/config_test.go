@@ -33,7 +33,7 @@ func TestExampleConfig(t *testing.T) {
 		t.Errorf("%+v %v", conns, err)
 	}
 	agents, err := c.agents()
-	if err != nil || len(agents) != 4 || agents["review"].Trust != plane.Guarded || !agents["general"].MCP {
+	if err != nil || len(agents) != 5 || agents["review"].Trust != plane.Guarded || !agents["general"].MCP {
 		t.Errorf("%+v %v", agents, err)
 	}
 	if len(c.Models["stand-in"].Script) != 2 {

@@ -229,7 +229,7 @@ func (s *served) audit() []plane.AuditEntry {
 		s.t.Fatal(err)
 	}
 	defer st.Close()
-	out, err := st.Audit(s.t.Context(), 1000)
+	out, err := st.Audit(s.t.Context(), plane.AuditFilter{Limit: 1000})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -111,6 +111,7 @@ func TestReplicasShareSessions(t *testing.T) {
 	if said, err := io.ReadAll(rest); err != nil || !strings.Contains(string(said), `"id":6`) {
 		t.Errorf("%s %v", said, err)
 	}
+	a.settle(1)
 	// Nobody is heard without the ring.
 	for _, mac := range []string{"", "AAAA"} {
 		req, _ := http.NewRequestWithContext(context.Background(), "POST", "http://"+a.a.Addr()+"/internal/peer", strings.NewReader(`{"agent":"general"}`))

@@ -47,8 +47,15 @@ func (c *Config) connection(scope plane.Scope, slug string, cc ConnectionConfig)
 		Agents: cc.Agents, Enabled: cc.Enabled == nil || *cc.Enabled, MaxBytes: cc.ResponseBytes,
 		Origin: plane.Pinned, State: plane.StateConnected, CreatedBy: "config", SecretEnv: cc.ClientSecret,
 		OAuth: plane.OAuthOptions{ClientID: cc.ClientID, ClientAuth: cc.ClientAuth},
-		Fixed: plane.Preferences{Allow: cc.Tools.Allow, Deny: cc.Tools.Deny, Hold: cc.NewTools == "hold"}}
+		Fixed: plane.Preferences{Allow: cc.Tools.Allow, Deny: cc.Tools.Deny, Hold: cc.NewTools == "hold", Targets: cc.Targets, Keys: cc.Keys}}
 	var err error
+	if cc.Labels != nil {
+		labels, err := plane.ParseLabels(*cc.Labels)
+		if err != nil {
+			return conn, c.bad("labels", "%s: %s", name, plane.Public(err).Message)
+		}
+		conn.Fixed.Labels = &labels
+	}
 	if conn.Throttle, err = c.throttle(name, cc.Calls, cc.Rate, cc.ToolRates); err != nil {
 		return conn, err
 	}

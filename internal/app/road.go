@@ -14,6 +14,7 @@ import (
 	"patchbay/internal/oauth"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
+	"patchbay/internal/run"
 	"patchbay/internal/secret"
 	"patchbay/internal/upstream"
 )
@@ -53,7 +54,9 @@ func (a *App) connectAll(ctx context.Context) error {
 	if a.cats, err = catalog.Load(ctx, a.store, a.pool, a.o.Clock, a.cfg.Limits); err != nil {
 		return err
 	}
-	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: ledger.New(a.store, a.o.Clock),
+	a.ledger = ledger.New(a.store, a.o.Clock)
+	a.ledger.Seal = func(id plane.ApprovalID, args []byte) []byte { return a.ring.Seal(run.ApprovalBind(id), args) }
+	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: a.ledger,
 		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Sealer: legs{a.ring}, Names: a.store}
 	if a.bridge.Embeds, err = a.cfg.embedder(); err != nil {
 		return err
@@ -63,7 +66,7 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.worker = a.newWorker()
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
-		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Change: a.change, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log,
+		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Change: a.change, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log, Contract: ledger.AdmitContract,
 		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
 	a.keys = a.newRotation()
 	return nil
@@ -146,14 +149,14 @@ func (x asked) Probe(ctx context.Context, g policy.Grant, lease *connect.Lease) 
 	return consent.Probed{Listed: p.Listed, Challenges: p.Challenges, Refused: p.Refused}, err
 }
 
-// rules are what a config and the stored connections say.
-func (c *Config) rules(connections []plane.Connection) (policy.Rules, error) {
+// rules are what a config, the stored connections and people's standing rules say.
+func (c *Config) rules(connections []plane.Connection, standing []plane.Rule) (policy.Rules, error) {
 	agents, err := c.agents()
 	teams := map[string]policy.Team{}
 	for name, t := range c.Teams {
 		teams[name] = policy.Team{Members: t.Members, ConfigWrite: t.ConfigWrite}
 	}
-	return policy.Rules{Agents: agents, Connections: connections, Teams: teams, Admins: c.Identity.Admins}, err
+	return policy.Rules{Agents: agents, Connections: connections, Teams: teams, Admins: c.Identity.Admins, Approvals: standing}, err
 }
 
 // pin makes a config the one in force: its rules are checked before anything is
@@ -175,7 +178,7 @@ func (a *App) pin(ctx context.Context, cfg *Config) error {
 			a.o.Notice("%s is unavailable: the variable %s, which holds its token, is not set.", c.Slug, c.TokenEnv)
 		}
 	}
-	rules, err := cfg.rules(pinned)
+	rules, err := cfg.rules(pinned, nil)
 	if err != nil {
 		return err
 	}
@@ -244,7 +247,11 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 		}
 		all = append(all, p)
 	}
-	rules, err := a.live.Load().rules(all)
+	standing, err := a.store.Rules(ctx)
+	if err != nil {
+		return err
+	}
+	rules, err := a.live.Load().rules(all, standing)
 	if err != nil {
 		return err
 	}

@@ -106,6 +106,16 @@ func (a *App) maintain(ctx context.Context) {
 		})
 	}
 	every(time.Minute, a.agents.Reap)
+	every(time.Second, func() {
+		if err := a.auditor().Seal(ctx); err != nil && ctx.Err() == nil {
+			a.o.Log.Warn("the audit could not be sealed", "err", err)
+		}
+	})
+	every(time.Hour, func() {
+		if err := a.forget(ctx); err != nil && ctx.Err() == nil {
+			a.o.Log.Warn("what is too old could not be forgotten", "err", err)
+		}
+	})
 	tell := func() {
 		if err := a.peers.advertise(ctx); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("the other replicas could not be told where this one is", "err", err)

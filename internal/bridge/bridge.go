@@ -20,6 +20,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
 	"patchbay/internal/upstream"
@@ -41,11 +42,19 @@ type Upstream interface {
 
 // Ledger records a call's life.
 type Ledger interface {
-	Plan(t plane.Tx, c *plane.Call) error
+	Plan(t plane.Tx, c *plane.Call, e *plane.Evidence) error
 	Begin(ctx context.Context, c *plane.Call) error
 	Again(ctx context.Context, c *plane.Call, end plane.Ending) (bool, error)
 	Wait(ctx context.Context, c *plane.Call) error
-	Settle(ctx context.Context, c *plane.Call, end plane.Ending, also func(plane.Tx) error) error
+	Settle(ctx context.Context, c *plane.Call, end plane.Settlement) error
+	Approvals
+	Contracts
+}
+
+// Contracts say when an invocation is over, of tools that were reviewed for one.
+type Contracts interface {
+	Under(c *plane.Call, contract, endpoint string, arguments []byte)
+	Prove(c *plane.Call, contract, endpoint string, arguments, result []byte)
 }
 
 // Sealer keeps what a call is about with its caller while the server wants input.
@@ -91,6 +100,7 @@ type Opening struct {
 	Run       plane.RunID // set for own runs, with the fence it is held under
 	Fence     int64
 	CallsUsed int             // by the same run before a restart
+	Labels    plane.Labels    // of what was read before
 	Client    bool            // an agent from elsewhere
 	Results   plane.Results   // empty for what the agent says
 	Search    plane.SearchUse // empty for what the agent says
@@ -99,10 +109,11 @@ type Opening struct {
 
 // Session is one agent's use of the bridge. Calls may run beside each other.
 type Session struct {
-	b    *Bridge
-	o    Opening
-	id   plane.SessionID
-	used atomic.Int64
+	b      *Bridge
+	o      Opening
+	id     plane.SessionID
+	used   atomic.Int64
+	labels atomic.Uint32 // of everything that was read
 
 	mu    sync.Mutex
 	offer *offer
@@ -159,6 +170,7 @@ type Tool struct {
 func (b *Bridge) Open(ctx context.Context, o Opening) (*Session, error) {
 	s := &Session{b: b, o: o, id: plane.NewSessionID(b.Clock.Now()), stale: map[plane.ConnectionID]bool{}}
 	s.used.Store(int64(o.CallsUsed))
+	s.AddLabels(o.Labels)
 	if err := s.Renew(ctx); err != nil {
 		return nil, err
 	}
@@ -339,15 +351,33 @@ func (s *Session) Plan(t plane.Tx, use plane.ToolUse) (*plane.Call, error) {
 	if !ok || tool.Connection == "" {
 		return nil, nil
 	}
-	c := s.newCall(tool, tool.back.restore(normalized(input)))
+	args := tool.back.restore(normalized(input))
+	c := s.newCall(tool, args)
 	c.ToolUse = use.ID
-	return c, s.b.Ledger.Plan(t, c)
+	conn, _ := s.current().policy.Connection(tool.Connection)
+	s.bind(c, &conn, tool.Definition, args)
+	return c, s.b.Ledger.Plan(t, c, &plane.Evidence{Provider: plane.WithoutQuery(conn.Endpoint), Labels: conn.Labels()})
+}
+
+// bind says what an effect is about, as far as its arguments can be read.
+func (s *Session) bind(c *plane.Call, conn *plane.Connection, d *plane.Definition, args json.RawMessage) {
+	if c.Class == plane.Query {
+		return
+	}
+	if len(args) > MaxArguments || args[0] != '{' || conn.Target(d.Name) != "" && mcp.Check(args, mcp.Strict) != nil {
+		c.Target = "tool:" + d.Name // it will be refused
+		return
+	}
+	c.Target, c.Spec = targetOf(conn, d.Name, args)
+	if d.Contract != "" && mcp.Check(args, mcp.Strict) == nil {
+		s.b.Ledger.Under(c, d.Contract, conn.Endpoint, args)
+	}
 }
 
 func (s *Session) newCall(tool *Tool, args json.RawMessage) *plane.Call {
 	c := &plane.Call{ID: plane.NewCallID(s.b.Clock.Now()), Run: s.o.Run, Agent: s.o.Agent, Principal: s.o.Principal.ID,
 		Connection: tool.Connection, Version: tool.Version, Server: tool.Server, Tool: tool.Definition.Name, Alias: tool.Alias,
-		Fingerprint: tool.Definition.Fingerprint, Class: tool.Definition.Class, ArgsDigest: argsDigest(args), Fence: s.o.Fence}
+		Fingerprint: tool.Definition.Fingerprint, Class: tool.Definition.Class, ArgsDigest: digestOf(args), Fence: s.o.Fence}
 	if c.Run == "" {
 		c.Run = plane.RunID(s.id) // for the ledger a session counts as a run
 	}
@@ -358,7 +388,7 @@ func (s *Session) newCall(tool *Tool, args json.RawMessage) *plane.Call {
 // against: an effect that a person looked at is checked against the live one
 // (design D5).
 func (s *Session) maxAge(d *plane.Definition) time.Duration {
-	if d.Reviewed && d.Class == plane.Effect {
+	if (d.Reviewed || d.Contract != "") && d.Class == plane.Effect {
 		return 0
 	}
 	return s.b.Limits.FingerprintMaxAge

@@ -39,6 +39,8 @@ type In struct {
 	// is called ahead of that transaction.
 	Observe func(t plane.Tx, o *Out) error
 	Before  func()
+	Late    func(t plane.Tx, o *Out) error // joins what settles a call that was given up
+	Asked   func(a *plane.Approval)        // a person is asked
 }
 
 // Out is how a call ended.
@@ -55,6 +57,8 @@ type Out struct {
 	RPC     *mcp.RPCError      // an error that the caller's protocol handles by itself
 	SignIn  plane.ConnectionID // the connection that a person has to sign in first
 	Limit   *plane.Error       // the limit that refused the call, with when to come again
+	Waiting *plane.Approval    // the call waits for a person
+	Warning string             // what should be told beside it
 	Bytes   int
 	Fault   string // class of the failure for spans; empty for none
 }
@@ -92,7 +96,7 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 		call = l.call(s, tool.Server)
 	case call == nil:
 		call = s.newCall(tool, args)
-	case call.Fingerprint != tool.Definition.Fingerprint || call.Version != tool.Version || call.Connection != tool.Connection || call.ArgsDigest != argsDigest(args):
+	case call.Fingerprint != tool.Definition.Fingerprint || call.Version != tool.Version || call.Connection != tool.Connection || call.ArgsDigest != digestOf(args):
 		return s.refuse(ctx, in, call, "The tool changed since this call was planned; look at the tool again.", "changed")
 	}
 	if len(args) > MaxArguments {
@@ -111,7 +115,7 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 			return s.refuse(ctx, in, call, plane.Public(err).Message, "unavailable")
 		}
 	}
-	grant, denial := s.b.Policy().Decide(s.o.Principal, policy.Call, policy.Resource{Agent: s.o.Agent, Connection: tool.Connection, Version: tool.Version})
+	grant, denial := s.decide(tool)
 	if denial != nil {
 		s.markStale(tool.Connection, denial.Kind)
 		out, err := s.refuse(ctx, in, call, denial.Reason, "denied")
@@ -124,6 +128,20 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 		return s.refuse(ctx, in, call, "The arguments do not fit the tool's schema, and nothing was sent: "+strings.Join(faults, "; ")+".", "bad_arguments")
 	}
 	conn := grant.Connection()
+	if in.Planned == nil && call.Target == "" {
+		s.bind(call, &conn, tool.Definition, args)
+	}
+	if l == nil || l.Approval != "" {
+		out, err := s.permit(ctx, in, tool, call, &conn, args, l)
+		if out != nil || err != nil {
+			return out, err
+		}
+		if call.Approval != "" { // a person took their time: decide again
+			if grant, denial = s.decide(tool); denial != nil {
+				return s.refuse(ctx, in, call, denial.Reason, "denied")
+			}
+		}
+	}
 	leave, err := s.b.traffic.enter(s.b.Clock.Now(), s.bounds(s.current().agent, &conn, tool.Definition.Name))
 	if err != nil {
 		out, refused := s.refuse(ctx, in, call, plane.Public(err).Message, "limited")
@@ -134,6 +152,10 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 	}
 	defer leave()
 	return s.send(ctx, in, tool, call, grant, args, l)
+}
+
+func (s *Session) decide(tool *Tool) (policy.Grant, *policy.Denial) {
+	return s.b.Policy().Decide(s.o.Principal, policy.Call, policy.Resource{Agent: s.o.Agent, Connection: tool.Connection, Version: tool.Version})
 }
 
 func (s *Session) markStale(id plane.ConnectionID, k plane.Kind) {
@@ -154,21 +176,38 @@ func normalized(args json.RawMessage) json.RawMessage {
 
 // send is the part of a tool call that touches the network.
 func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call, g policy.Grant, args json.RawMessage, l *leg) (*Out, error) {
-	t := s.travel(ctx, g, call, upstream.Request{Session: s.id, Definition: tool.Definition, Arguments: args, Extra: l.extra(in.Inputs),
-		MaxAge: s.maxAge(tool.Definition), Caller: in.Caller})
+	conn, d := g.Connection(), tool.Definition
+	req := upstream.Request{Session: s.id, Definition: d, Arguments: args, Extra: l.extra(in.Inputs), MaxAge: s.maxAge(d), Caller: in.Caller}
+	if call.Approval != "" {
+		req.MaxAge = 0
+	}
+	if call.Class == plane.Effect {
+		if req.Key = call.Key(); conn.KeyArgument(d.Name) != "" {
+			req.Arguments = mcp.SetMember(args, conn.KeyArgument(d.Name), req.Key)
+		}
+	}
+	warn := s.current().agent.Taint != plane.TaintOff && s.Tainted(&conn, d)
+	t := s.travel(ctx, g, call, req)
 	out := &Out{Call: call, Bytes: t.res.Bytes}
+	if warn && t.sent {
+		out.Warning = "The call went out although " + taintText + "."
+		s.b.Audit(plane.AuditEntry{Who: s.o.Principal.ID, Action: "taint.outward", What: string(call.ID), Decision: "warn", Digest: call.ArgsDigest})
+	}
 	switch {
 	case t.ours != nil && !t.sent:
 		t.end(out)
 		return nil, t.ours
 	case t.err != nil && !t.sent:
-		s.markStale(tool.Connection, plane.KindOf(t.err))
+		var held *plane.HeldError
+		if !errors.As(t.err, &held) {
+			s.markStale(tool.Connection, plane.KindOf(t.err))
+		}
 		out.IsError, out.Fault = true, faultOf(t.ending, t.err)
 		s.advise(out, plane.Public(t.err).Message, t.err)
 		if plane.KindOf(t.err) == plane.Unauthenticated {
 			out.SignIn = tool.Connection
 		}
-		if l != nil { // the call still waits for this leg
+		if l != nil || in.Planned == nil && call.State == plane.CallAwaitingApproval { // the call still waits
 			t.end(out)
 			return out, nil
 		}
@@ -184,10 +223,21 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 		return out, s.wait(ctx, out, call, t.res, mcp.MethodToolsCall, args)
 	default:
 		s.fill(out, tool, t.res, t.ending)
+		s.observed(call, &conn, d, args, t)
 	}
 	call.Bytes = t.res.Bytes
 	t.end(out)
 	return out, s.settle(ctx, in, out, call, t.ending)
+}
+
+// observed notes what an answer is for the record: its digest, what kind of data it
+// is, and whether it fulfils the tool's contract.
+func (s *Session) observed(call *plane.Call, conn *plane.Connection, d *plane.Definition, args json.RawMessage, t *trip) {
+	call.Result = digestOf(t.res.Raw)
+	s.AddLabels(conn.Labels())
+	if d.Contract != "" && !t.ending.IsError {
+		s.b.Ledger.Prove(call, d.Contract, conn.Endpoint, args, t.res.Raw)
+	}
 }
 
 // trip is what came of taking a request to its server.
@@ -333,17 +383,21 @@ func joinNonEmpty(a, b string) string {
 // settle records the end. The caller's context may be over; the record is made
 // all the same.
 func (s *Session) settle(ctx context.Context, in In, out *Out, call *plane.Call, end plane.Ending) error {
-	var also func(plane.Tx) error
+	how := plane.Settlement{}
 	if in.Observe != nil {
-		also = func(t plane.Tx) error { return in.Observe(t, out) }
+		how.Observe = func(t plane.Tx) error { return in.Observe(t, out) }
 		if in.Before != nil {
 			in.Before()
 		}
 	}
+	if in.Late != nil {
+		how.Late = func(t plane.Tx) error { return in.Late(t, out) }
+	}
 	if end.IsError && end.Detail == "" {
 		end.Detail = "The tool reported an error."
 	}
-	return s.b.Ledger.Settle(context.WithoutCancel(ctx), call, end, also)
+	how.Ending = end
+	return s.b.Ledger.Settle(context.WithoutCancel(ctx), call, how)
 }
 
 // refuse ends a call that nothing was sent for.
@@ -385,8 +439,8 @@ func faultOf(end plane.Ending, err error) string {
 	return string(plane.KindOf(err))
 }
 
-func argsDigest(args []byte) string {
-	sum := sha256.Sum256(args)
+func digestOf(b []byte) string {
+	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
 }
 

@@ -287,7 +287,7 @@ func (s *Session) Read(ctx context.Context, in Reading) (*Out, error) {
 	}
 	args := slices.Concat([]byte(in.Name), []byte{0}, in.Arguments, in.Extra)
 	call := &plane.Call{ID: plane.NewCallID(s.b.Clock.Now()), Run: plane.RunID(s.id), Agent: s.o.Agent, Principal: s.o.Principal.ID,
-		Connection: at.conn, Version: at.version, Server: at.server, Tool: in.Method, Alias: clipName(in.Name), Class: plane.Query, ArgsDigest: argsDigest(args)}
+		Connection: at.conn, Version: at.version, Server: at.server, Tool: in.Method, Alias: clipName(in.Name), Class: plane.Query, ArgsDigest: digestOf(args)}
 	if in.State != "" {
 		l, err := s.resume(in.State, in.Method, clipName(in.Name), at.conn, args)
 		if err != nil {
@@ -344,6 +344,11 @@ func (s *Session) read(ctx context.Context, in Reading, g policy.Grant, call *pl
 		out.IsError, out.Text = true, t.ending.Detail
 	case s.results() == plane.Marked:
 		out.Raw = markParts(call.Server, out.Raw)
+	}
+	if t.res.Raw != nil {
+		call.Result = digestOf(t.res.Raw)
+		conn := g.Connection()
+		s.AddLabels(conn.Labels())
 	}
 	call.Bytes = t.res.Bytes
 	t.end(out)

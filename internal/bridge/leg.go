@@ -20,6 +20,7 @@ const maxLegs = 16
 // attempt follow the one that asked.
 type leg struct {
 	Call      plane.CallID       `json:"c"`
+	Approval  plane.ApprovalID   `json:"y,omitempty"` // a person is asked, not the server's caller
 	Planned   int64              `json:"p"`
 	Attempts  int                `json:"n"`
 	Class     plane.Class        `json:"k"`
@@ -48,7 +49,7 @@ func (s *Session) wait(ctx context.Context, out *Out, call *plane.Call, res upst
 		return s.settle(ctx, In{}, out, call, plane.Ending{Answered: true, IsError: true, Detail: out.Text})
 	}
 	l := leg{Call: call.ID, Planned: plane.Micros(call.PlannedAt), Attempts: call.Attempts, Class: call.Class, Run: call.Run, Who: s.whose(), Method: method,
-		Alias: call.Alias, Tool: call.Tool, Conn: call.Connection, Version: call.Version, Print: call.Fingerprint, Arguments: argsDigest(args)}
+		Alias: call.Alias, Tool: call.Tool, Conn: call.Connection, Version: call.Version, Print: call.Fingerprint, Arguments: digestOf(args)}
 	if raw := member(res.Raw, "requestState"); raw != nil {
 		if state, ok := mcp.String(raw); ok {
 			l.State = &state
@@ -57,11 +58,11 @@ func (s *Session) wait(ctx context.Context, out *Out, call *plane.Call, res upst
 	if err := s.b.Ledger.Wait(context.WithoutCancel(ctx), call); err != nil {
 		return err
 	}
-	plain, err := json.Marshal(l)
+	sealed, err := s.sealed(&l)
 	if err != nil {
 		return err
 	}
-	out.Raw, out.Typed = mcp.SetMember(res.Raw, "requestState", base64.RawURLEncoding.EncodeToString(s.b.Sealer.Seal(plain))), true
+	out.Raw, out.Typed = mcp.SetMember(res.Raw, "requestState", sealed), true
 	out.Asks = true
 	return nil
 }
@@ -83,7 +84,7 @@ func (s *Session) resume(state, method, alias string, conn plane.ConnectionID, a
 	if err := d.Decode(&l); err != nil {
 		return nil, bad.Because(err)
 	}
-	if !slices.Equal(l.Who, s.whose()) || l.Method != method || l.Alias != alias || l.Conn != conn || l.Arguments != argsDigest(args) {
+	if !slices.Equal(l.Who, s.whose()) || l.Method != method || l.Alias != alias || l.Conn != conn || l.Arguments != digestOf(args) {
 		return nil, bad
 	}
 	if s.b.Clock.Now().Sub(plane.FromMicros(l.Planned)) > plane.InputLife {
@@ -98,14 +99,18 @@ func badState(err error) *mcp.RPCError {
 
 // call is the call that a leg belongs to, as it stands.
 func (l *leg) call(s *Session, server string) *plane.Call {
-	return &plane.Call{ID: l.Call, Run: l.Run, Agent: s.o.Agent, Principal: s.o.Principal.ID, Connection: l.Conn, Version: l.Version, Server: server,
+	c := &plane.Call{ID: l.Call, Run: l.Run, Agent: s.o.Agent, Principal: s.o.Principal.ID, Connection: l.Conn, Version: l.Version, Server: server,
 		Tool: l.Tool, Alias: l.Alias, Fingerprint: l.Print, Class: l.Class, ArgsDigest: l.Arguments, State: plane.CallAwaitingInput, Attempts: l.Attempts,
 		PlannedAt: plane.FromMicros(l.Planned), Waited: true}
+	if l.Approval != "" {
+		c.State, c.Waited, c.Approval = plane.CallAwaitingApproval, false, l.Approval
+	}
+	return c
 }
 
 // extra is what the next leg says beside the arguments.
 func (l *leg) extra(inputs json.RawMessage) json.RawMessage {
-	if l == nil {
+	if l == nil || l.Approval != "" {
 		return nil
 	}
 	var out []byte

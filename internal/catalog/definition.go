@@ -13,13 +13,14 @@ import (
 // Read reads one tool object. It never fails: what cannot be offered says why
 // in Unsupported and is shown all the same, so that one bad tool takes no other
 // with it.
-func Read(raw json.RawMessage, lim plane.Limits) plane.Definition {
-	d := plane.Definition{Raw: raw, Class: plane.Effect}
+func Read(raw json.RawMessage, lim plane.Limits) (d plane.Definition) {
+	d = plane.Definition{Raw: raw, Class: plane.Effect}
 	d.Name, d.Fingerprint = Identify(raw)
 	if err := mcp.Check(raw, mcp.Strict); err != nil {
 		d.Unsupported = "the definition is not unambiguous JSON"
 		return d
 	}
+	defer func() { d.Harmless = d.Harmless || d.SideEffectFree() }()
 	err := mcp.Members(raw, mcp.Strict, func(key string, v []byte) error {
 		switch key {
 		case "description":
@@ -37,7 +38,7 @@ func Read(raw json.RawMessage, lim plane.Limits) plane.Definition {
 					case "readOnlyHint":
 						d.ReadOnly = string(h) == "true"
 					case "destructiveHint":
-						d.Destructive = string(h) == "true"
+						d.Destructive, d.Harmless = string(h) == "true", string(h) == "false"
 					}
 					return nil
 				})

@@ -185,11 +185,11 @@ func review(defs []plane.Definition, reviews []plane.Review) (gone []plane.Revie
 	}
 	for i := range defs {
 		d := &defs[i]
-		d.Class, d.Reviewed = plane.Effect, false
+		d.Class, d.Reviewed, d.Contract = plane.Effect, false, ""
 		switch r := by[d.Name]; {
 		case r == nil:
 		case r.Fingerprint == d.Fingerprint:
-			d.Class, d.Reviewed = r.Class, true
+			d.Class, d.Reviewed, d.Contract = r.Class, true, r.Contract
 		default:
 			gone = append(gone, *r)
 		}

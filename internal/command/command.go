@@ -61,12 +61,14 @@ type Runs interface {
 	Show(ctx context.Context, id plane.RunID) (run.View, error)
 	Events(ctx context.Context, id plane.RunID, after int64, limit int) ([]plane.Event, error)
 	Control
+	Proven
 }
 
 // Control changes what becomes of a run.
 type Control interface {
 	Cancel(ctx context.Context, who plane.Principal, id plane.RunID) error
 	Resolve(ctx context.Context, who plane.Principal, id plane.CallID, as ledger.Resolution, note string) error
+	Decide(ctx context.Context, who plane.Principal, id plane.ApprovalID, as plane.Decision, note string) (plane.Approval, error)
 }
 
 // Catalogs are the snapshots that commands show.
@@ -99,8 +101,13 @@ type Deps struct {
 	Limits   plane.Limits
 	Pins     func(ctx context.Context, id plane.ConnectionID) ([]plane.Pin, error)
 	Reviews  func(ctx context.Context, id plane.ConnectionID) ([]plane.Review, error)
-	Window   func(model string) int          // of a model, in tokens
-	View     func(ctx context.Context) error // takes in what others changed; nil where nobody else is
+	Window   func(model string) int // of a model, in tokens
+	Records  Records
+	Renew    func(ctx context.Context) error           // makes the policy anew of what is stored
+	Now      func() time.Time                          // the time that everything compares with
+	Unseal   func(a *plane.Approval) string            // the arguments that an approval is about
+	Sign     func(msg []byte) (key string, sig []byte) // by the ring
+	View     func(ctx context.Context) error           // takes in what others changed; nil where nobody else is
 }
 
 // Registry is the set of commands.
@@ -112,7 +119,7 @@ type Registry struct {
 // New makes the commands.
 func New(d Deps) *Registry {
 	r := &Registry{byName: map[string]*Command{}}
-	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), driftCommands(d), adminCommands(d)) {
+	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), driftCommands(d), adminCommands(d), approvalCommands(d), callCommands(d), auditCommands(d), evidenceCommands(d)) {
 		r.byName[c.Name] = c
 		r.names = append(r.names, c.Name)
 	}

@@ -24,6 +24,7 @@ type EditInput struct {
 	URL     string   `json:"url,omitempty" help:"Another address; the saved credential is kept."`
 	Label   string   `json:"label,omitempty" help:"What people call it."`
 	Agents  []string `json:"agents,omitempty" help:"Agents it serves; 'open' for every open agent." predictor:"agent"`
+	Labels  []string `json:"labels,omitempty" help:"What kind of data it brings: private, untrusted; and outward where its effects reach others. 'none' for none of them."`
 	Version int64    `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
 }
 
@@ -40,18 +41,45 @@ type ToolsSetInput struct {
 	Version int64    `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
 }
 
+// ToolSetInput says how a tool's effects are told apart.
+type ToolSetInput struct {
+	Name    string `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
+	Tool    string `arg:"" json:"tool" help:"Name of the tool, as the server says it." predictor:"tool"`
+	Target  string `json:"target,omitempty" help:"Where its arguments say what it is about, as $.id: while an effect on that is unsettled, no other is sent. 'none': the whole tool."`
+	Key     string `json:"idempotency_key,omitempty" help:"The argument that takes the idempotency key. 'none' takes it out."`
+	Version int64  `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
+}
+
+func (in *ToolSetInput) change() consent.Change {
+	set := func(m map[string]string, v string) map[string]string {
+		switch {
+		case v == "none":
+			delete(m, in.Tool)
+		case v != "" && m == nil:
+			m = map[string]string{in.Tool: v}
+		case v != "":
+			m[in.Tool] = v
+		}
+		return m
+	}
+	return consent.Change{Version: in.Version, Prefs: func(p *plane.Preferences) {
+		p.Targets, p.Keys = set(p.Targets, in.Target), set(p.Keys, in.Key)
+	}}
+}
+
 // ClassifyInput is a person's word on one tool.
 type ClassifyInput struct {
 	Name        string `arg:"" json:"name" help:"Name of the server, or scope/name." predictor:"server"`
 	Tool        string `arg:"" json:"tool" help:"Name of the tool, as the server says it." predictor:"tool"`
 	Class       string `arg:"" json:"class" help:"query: may be sent again when nobody knows whether it ran. effect: never." enum:"query,effect"`
 	Fingerprint string `json:"fingerprint,omitempty" help:"The definition that was reviewed, at least its first 32 digits; a query needs it. 'mcp tools' shows it."`
+	Contract    string `json:"completion_contract,omitempty" help:"What an effect is held to: its target is free again when an answer proves that the invocation has ended."`
 	Version     int64  `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
 }
 
 // review is what the input says of the definition that is listed now.
 func (in *ClassifyInput) review(c *plane.Catalog) (plane.Review, error) {
-	r := plane.Review{Name: in.Tool, Class: plane.Class(in.Class), Fingerprint: in.Fingerprint}
+	r := plane.Review{Name: in.Tool, Class: plane.Class(in.Class), Fingerprint: in.Fingerprint, Contract: in.Contract}
 	var d *plane.Definition
 	if c != nil {
 		if i := slices.IndexFunc(c.Definitions, func(d plane.Definition) bool { return d.Name == in.Tool }); i >= 0 {
@@ -60,10 +88,10 @@ func (in *ClassifyInput) review(c *plane.Catalog) (plane.Review, error) {
 	}
 	switch {
 	case d == nil: // consent says so
-	case in.Fingerprint == "" && r.Class == plane.Effect:
+	case in.Fingerprint == "" && r.Class == plane.Effect && r.Contract == "":
 		r.Fingerprint = d.Fingerprint // takes nothing on trust
 	case len(in.Fingerprint) < plane.ShownFingerprint:
-		return r, plane.Errorf(plane.InvalidInput, "A query is a review of one definition: give its fingerprint, at least %d digits of it.", plane.ShownFingerprint).At("fingerprint").
+		return r, plane.Errorf(plane.InvalidInput, "A query, or a contract, is a review of one definition: give its fingerprint, at least %d digits of it.", plane.ShownFingerprint).At("fingerprint").
 			Then("patchbay mcp tools " + in.Name)
 	case strings.HasPrefix(d.Fingerprint, in.Fingerprint):
 		r.Fingerprint = d.Fingerprint
@@ -135,10 +163,24 @@ func governCommands(d Deps) []*Command {
 					}
 					ch.Agents = &agents
 				}
-				if ch.Endpoint == nil && ch.Label == nil && ch.Agents == nil {
-					return nil, plane.Errorf(plane.InvalidInput, "Say what changes: --url, --label or --agents.").At("url")
+				if len(in.Labels) > 0 {
+					labels, err := plane.ParseLabels(in.Labels)
+					if err != nil {
+						return nil, err
+					}
+					ch.Prefs = func(p *plane.Preferences) { p.Labels = &labels }
+				}
+				if ch.Endpoint == nil && ch.Label == nil && ch.Agents == nil && ch.Prefs == nil {
+					return nil, plane.Errorf(plane.InvalidInput, "Say what changes: --url, --label, --agents or --labels.").At("url")
 				}
 				return edit(in.Name, "%s is changed.", func(*plane.Catalog) consent.Change { return ch })(ctx, who)
+			}),
+		define(About{Name: "mcp.tool-set", Summary: "Says what a tool's effects are about, and where their idempotency key goes.", Right: plane.MCPWrite, Example: "mcp tool-set linear save_issue --target $.id"},
+			func(ctx context.Context, who plane.Principal, in *ToolSetInput) (*MCPChanged, error) {
+				if in.Target == "" && in.Key == "" {
+					return nil, plane.Errorf(plane.InvalidInput, "Say the target, or the argument of the idempotency key.").At("target")
+				}
+				return edit(in.Name, "%s is changed.", func(*plane.Catalog) consent.Change { return in.change() })(ctx, who)
 			}),
 		define(About{Name: "mcp.tools-set", Summary: "Says which tools of a connection are used; also written 'mcp tools set'.", Right: plane.MCPWrite, Example: "mcp tools-set linear --exclude delete_issue"},
 			func(ctx context.Context, who plane.Principal, in *ToolsSetInput) (*MCPChanged, error) {

@@ -45,6 +45,7 @@ func (o *Object) Decode(ctx *kong.DecodeContext) error {
 
 // groups describe the first words of commands.
 var groups = map[string]string{"mcp": "MCP servers and their tools.", "runs": "Runs of agents.", "agents": "Agents.",
+	"approvals": "Calls that wait for a person.", "rules": "What people allowed always.", "calls": "Calls of runs and clients.", "audit": "What was decided and done.",
 	"tokens": "API and agent tokens.", "keys": "The key ring.", "config": "The config file and what was added beside it."}
 
 // Extra is a verb of one surface that is no command of the registry.

@@ -174,7 +174,7 @@ func (p *Providers) Enable(ctx context.Context, who plane.Principal, agent, id s
 		ch.Enabled = &on
 	}
 	for _, k := range in.Classes {
-		ch.Reviews = append(ch.Reviews, plane.Review{Name: k.Name, Fingerprint: k.Fingerprint, Class: plane.Class(k.Class)})
+		ch.Reviews = append(ch.Reviews, plane.Review{Name: k.Name, Fingerprint: k.Fingerprint, Class: plane.Class(k.Class), Contract: k.Contract})
 	}
 	switch {
 	case in.DisabledTools != nil:
@@ -206,17 +206,6 @@ func (in *EnableRequest) check() error {
 		return bad("keep_preferences", "keep_preferences keeps the selection; leave disabled_tools and tools out.")
 	case in.DisabledTools == nil && in.Tools == nil && !in.KeepPreferences && len(in.Classes) == 0:
 		return bad("disabled_tools", "Say what is used: disabled_tools, keep_preferences or tool_classifications.")
-	}
-	contracts := slices.Clone(in.Classes)
-	if in.Tools != nil {
-		for _, t := range *in.Tools {
-			contracts = append(contracts, t.Classification)
-		}
-	}
-	for _, k := range contracts {
-		if k.Contract != "" {
-			return plane.Errorf(plane.InvalidInput, "There is no completion contract %q.", oneLine(k.Contract, 60)).At("completion_contract")
-		}
 	}
 	return nil
 }
@@ -255,11 +244,11 @@ func (p *Providers) legacy(c *plane.Connection, tools []Selected, ch *consent.Ch
 			return plane.Errorf(plane.Conflict, "%s changed since you looked: its definition is %s now.", oneLine(t.Name, 60), d.Fingerprint).At("tools")
 		case t.Class != "":
 			given[t.Name] = true
-			ch.Reviews = append(ch.Reviews, plane.Review{Name: t.Name, Fingerprint: t.Fingerprint, Class: plane.Class(t.Class)})
+			ch.Reviews = append(ch.Reviews, plane.Review{Name: t.Name, Fingerprint: t.Fingerprint, Class: plane.Class(t.Class), Contract: t.Contract})
 		}
 	}
 	for _, d := range listed { // what the selection does not review is reviewed no more
-		if d.Class == plane.Query && !given[d.Name] {
+		if (d.Class == plane.Query || d.Contract != "") && !given[d.Name] {
 			ch.Reviews = append(ch.Reviews, plane.Review{Name: d.Name, Fingerprint: d.Fingerprint, Class: plane.Effect})
 		}
 	}
@@ -367,7 +356,7 @@ func (p *Providers) row(ctx context.Context, c *plane.Connection, whole bool) (P
 		return out, err
 	}
 	for _, r := range reviews {
-		out.Classes = append(out.Classes, Classification{Name: r.Name, Fingerprint: r.Fingerprint, Class: string(r.Class)})
+		out.Classes = append(out.Classes, Classification{Name: r.Name, Fingerprint: r.Fingerprint, Class: string(r.Class), Contract: r.Contract})
 	}
 	cat := p.d.Catalogs.Get(c.ID)
 	if cat == nil {

@@ -88,6 +88,12 @@ type RunInput struct {
 	Run string `arg:"" json:"run" help:"Id of the run, or 'last'." predictor:"run"`
 }
 
+// RunsShowInput names a run.
+type RunsShowInput struct {
+	RunInput
+	Evidence bool `json:"evidence,omitempty" help:"With where its answer comes from."`
+}
+
 // CallRow is one call of a run.
 type CallRow struct {
 	ID         string    `json:"id"`
@@ -103,6 +109,19 @@ type CallRow struct {
 	Replaces   string    `json:"replaces,omitempty"`
 	ResolvedBy string    `json:"resolved_by,omitempty"`
 	Note       string    `json:"note,omitempty"`
+
+	Run             string          `json:"run"` // or the client's session
+	Agent           string          `json:"agent"`
+	Principal       string          `json:"principal"`
+	ArgumentsDigest string          `json:"arguments_digest"`
+	Arguments       string          `json:"arguments,omitempty"` // of a run's call, when one is shown
+	ResultDigest    string          `json:"result_digest,omitempty"`
+	Target          string          `json:"target,omitempty"`
+	Held            string          `json:"held,omitempty"` // why its target is kept from others
+	Key             string          `json:"idempotency_key,omitempty"`
+	Approval        string          `json:"approval,omitempty"`
+	Evidence        string          `json:"evidence,omitempty"`
+	Completion      json.RawMessage `json:"invocation_completion,omitempty"`
 }
 
 // Attempt is one time a call went out.
@@ -127,9 +146,12 @@ type Step struct {
 
 // RunsShow is one run with calls and timeline.
 type RunsShow struct {
-	Run   RunRow    `json:"run"`
-	Calls []CallRow `json:"calls"`
-	Steps []Step    `json:"steps"`
+	Run      RunRow        `json:"run"`
+	Evidence []EvidenceRow `json:"evidence,omitempty"` // when it is asked for
+	Sources  []string      `json:"sources,omitempty"`  // of the answer
+	Rounds   []RunRow      `json:"rounds,omitempty"`   // of a pipeline
+	Calls    []CallRow     `json:"calls"`
+	Steps    []Step        `json:"steps"`
 }
 
 // ResolveInput says what became of an unknown call.
@@ -178,12 +200,12 @@ func runCommands(d Deps) []*Command {
 				return out, err
 			}),
 		define(About{Name: "runs.show", Summary: "Shows one run: its calls and its timeline.", ReadOnly: true, Right: plane.RunsRead, Example: "runs show last", Alias: "get", Untrusted: true},
-			func(ctx context.Context, who plane.Principal, in *RunInput) (*RunsShow, error) {
+			func(ctx context.Context, who plane.Principal, in *RunsShowInput) (*RunsShow, error) {
 				id, err := runID(ctx, d, who, in.Run)
 				if err != nil {
 					return nil, err
 				}
-				return showRun(ctx, d, id)
+				return showRun(ctx, d, id, in.Evidence)
 			}),
 		define(About{Name: "runs.cancel", Summary: "Stops a run.", Right: plane.RunsWrite, Example: "runs cancel last"},
 			func(ctx context.Context, who plane.Principal, in *RunInput) (*RunCancelled, error) {
@@ -201,6 +223,9 @@ func runCommands(d Deps) []*Command {
 				id, err := unknownCall(ctx, d, who, in.ID)
 				if err != nil {
 					return nil, err
+				}
+				if c, err := d.Calls(ctx, id); err != nil || !d.Policy().MayDecide(who, c.Principal, c.Agent) {
+					return nil, plane.Errorf(plane.Forbidden, "The person whose run it is, the agent's operators and org admins say what became of a call.").Because(err)
 				}
 				if err := d.Runs.Resolve(ctx, who, id, ledger.Resolution(in.Outcome), in.Note); err != nil {
 					return nil, err
@@ -273,7 +298,7 @@ func unknownCall(ctx context.Context, d Deps, who plane.Principal, s string) (pl
 	return "", plane.Errorf(plane.Conflict, "Several calls of that run are unknown; name one: %s.", strings.Join(found, ", "))
 }
 
-func showRun(ctx context.Context, d Deps, id plane.RunID) (*RunsShow, error) {
+func showRun(ctx context.Context, d Deps, id plane.RunID, evidence bool) (*RunsShow, error) {
 	v, err := d.Runs.Show(ctx, id)
 	if err != nil {
 		return nil, err
@@ -282,7 +307,18 @@ func showRun(ctx context.Context, d Deps, id plane.RunID) (*RunsShow, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &RunsShow{Run: runRow(v.Run), Calls: callRows(v), Steps: steps(v.CreatedAt, evs)}, nil
+	out := &RunsShow{Run: runRow(v.Run), Calls: callRows(v), Steps: steps(v.CreatedAt, evs)}
+	for _, r := range v.Rounds {
+		out.Rounds = append(out.Rounds, runRow(r))
+	}
+	if evidence {
+		ev, sources, err := d.Runs.Evidence(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		out.Evidence, out.Sources = evidenceRows(ev), sources
+	}
+	return out, nil
 }
 
 const maxShownEvents = 2000
@@ -290,14 +326,7 @@ const maxShownEvents = 2000
 func callRows(v run.View) []CallRow {
 	out := []CallRow{}
 	for _, c := range v.Calls {
-		row := CallRow{ID: string(c.ID), Tool: c.Tool, Server: c.Server, Class: string(c.Class), State: string(c.State), Reason: c.Reason,
-			PlannedAt: c.PlannedAt, DoneAt: c.DoneAt, Bytes: c.Bytes, Replaces: string(c.Replaces), ResolvedBy: c.ResolvedBy, Note: c.Note, Attempts: []Attempt{}}
-		for _, a := range v.Attempts {
-			if a.Call == c.ID {
-				row.Attempts = append(row.Attempts, Attempt{a.N, a.At, a.DoneAt, a.Outcome, a.Detail})
-			}
-		}
-		out = append(out, row)
+		out = append(out, callRow(c, v.Attempts))
 	}
 	return out
 }
@@ -380,9 +409,14 @@ func (o *RunsShow) Text(w io.Writer, s Style) {
 	}
 	for _, c := range o.Calls {
 		if c.State == string(plane.CallUnknown) {
-			fmt.Fprintf(w, "\nThe outcome of %s at %s is unknown: %s\nLook at the service, then say what became of it:\n  patchbay runs resolve %s done|not-done|send-again\n",
-				bridge.Visible(c.Tool), c.Server, c.Reason, c.ID)
+			fmt.Fprintf(w, "\nIt is not known whether %s took effect: %s%s", c.ID, c.Reason, unknownText(&c))
 		}
+	}
+	for _, x := range o.Rounds {
+		fmt.Fprintf(w, "round\t%s\t%s\t%s\n", x.ID, x.Agent, s.state(x.State))
+	}
+	if o.Evidence != nil {
+		evidenceText(w, o.Evidence, o.Sources)
 	}
 	if r.Answer != "" {
 		fmt.Fprintf(w, "\n%s\n", bridge.Visible(r.Answer))

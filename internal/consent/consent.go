@@ -94,6 +94,8 @@ type Options struct {
 	Lookup      func(name string) (secret.Text, bool) // secrets of pinned clients, by variable
 	Clock       plane.Clock
 	Log         *slog.Logger
+	// Contract holds a review's completion contract to what it is for; nil knows none.
+	Contract func(name, endpoint, tool string, class plane.Class) error
 
 	PublicURL   func() string // without a slash at its end; "" when there is none
 	CIMD        string        // auto, on, off

@@ -41,6 +41,14 @@ func (s *Service) reviewed(who plane.Principal, c plane.Connection, in []plane.R
 			return nil, plane.Errorf(plane.Conflict, "%s changed since you looked: its definition is %s now, not %s.", r.Name, d.Fingerprint, r.Fingerprint).At("fingerprint").
 				Then("patchbay mcp tools " + c.Slug + " --json")
 		}
+		if r.Contract != "" {
+			if s.o.Contract == nil {
+				return nil, plane.Errorf(plane.InvalidInput, "There are no completion contracts here.").At("completion_contract")
+			}
+			if err := s.o.Contract(r.Contract, c.Endpoint, r.Name, r.Class); err != nil {
+				return nil, err
+			}
+		}
 		said[r.Name] = true
 		r.Connection, r.By = c.ID, who.ID
 		out = append(out, r)

@@ -49,7 +49,7 @@ func (a *Agents) Serve(ctx context.Context, in *mcp.Incoming) (json.RawMessage, 
 // callerFor is what the client of a request can take ahead of the answer.
 func callerFor(in *mcp.Incoming) bridge.Caller {
 	f := flagsOf(in.Peer.Capabilities)
-	c := bridge.Caller{Modern: in.Peer.Modern(), Capabilities: capabilities[f], LogLevel: in.Peer.LogLevel, Progress: in.Progress}
+	c := bridge.Caller{Modern: in.Peer.Modern(), Capabilities: capabilities[f], Elicits: f&mayElicit != 0, LogLevel: in.Peer.LogLevel, Progress: in.Progress}
 	if !c.Modern || c.LogLevel != "" {
 		c.Log = func(params json.RawMessage) { in.Notify(mcp.MethodLog, params) }
 	}

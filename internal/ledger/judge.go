@@ -73,6 +73,7 @@ type Event string
 const (
 	EvDispatch       Event = "dispatch"
 	EvAsk            Event = "ask"
+	EvAwait          Event = "await_approval"
 	EvSucceed        Event = "succeed"
 	EvFail           Event = "fail"
 	EvLoseTrack      Event = "lose_track"
@@ -94,12 +95,14 @@ func eventOf(to plane.CallState) Event {
 // Next is the machine of a call:
 //
 //	planned ──dispatch──> dispatched ──succeed──> succeeded
-//	   │                   │ │  └─────fail──────> failed
-//	   └──fail──> failed   │ └──lose_track──> unknown ──resolve_done──────> resolved_done
-//	                       ├─dispatch (again,              └─resolve_not_done─> resolved_not_done
-//	                       │  on proof)
-//	                       └─ask──> awaiting_input ──dispatch──> dispatched
-//	                                      └─lose_track──> unknown, a query ──fail──> failed
+//	   │ │                 │ │  └─────fail──────> failed
+//	   │ └──fail──> failed │ └──lose_track──> unknown ──resolve_done──────> resolved_done
+//	   │                   │                     └─resolve_not_done─> resolved_not_done
+//	   │                   ├─dispatch (again, on proof)
+//	   │                   └─ask──> awaiting_input ──dispatch──> dispatched
+//	   │                                  └─lose_track──> unknown, a query ──fail──> failed
+//	   └─await_approval──> awaiting_approval ──dispatch──> dispatched
+//	                                  └──fail──> failed
 //
 // It reports false for a step that does not exist.
 func Next(from plane.CallState, ev Event) (plane.CallState, bool) {
@@ -113,16 +116,19 @@ type step struct {
 }
 
 var steps = map[step]plane.CallState{
-	{plane.CallPlanned, EvDispatch}:        plane.CallDispatched,
-	{plane.CallPlanned, EvFail}:            plane.CallFailed,
-	{plane.CallDispatched, EvDispatch}:     plane.CallDispatched,
-	{plane.CallDispatched, EvAsk}:          plane.CallAwaitingInput,
-	{plane.CallAwaitingInput, EvDispatch}:  plane.CallDispatched,
-	{plane.CallAwaitingInput, EvFail}:      plane.CallFailed,
-	{plane.CallAwaitingInput, EvLoseTrack}: plane.CallUnknown,
-	{plane.CallDispatched, EvSucceed}:      plane.CallSucceeded,
-	{plane.CallDispatched, EvFail}:         plane.CallFailed,
-	{plane.CallDispatched, EvLoseTrack}:    plane.CallUnknown,
-	{plane.CallUnknown, EvResolveDone}:     plane.CallResolvedDone,
-	{plane.CallUnknown, EvResolveNotDone}:  plane.CallResolvedNotDone,
+	{plane.CallPlanned, EvDispatch}:          plane.CallDispatched,
+	{plane.CallPlanned, EvFail}:              plane.CallFailed,
+	{plane.CallPlanned, EvAwait}:             plane.CallAwaitingApproval,
+	{plane.CallAwaitingApproval, EvDispatch}: plane.CallDispatched,
+	{plane.CallAwaitingApproval, EvFail}:     plane.CallFailed,
+	{plane.CallDispatched, EvDispatch}:       plane.CallDispatched,
+	{plane.CallDispatched, EvAsk}:            plane.CallAwaitingInput,
+	{plane.CallAwaitingInput, EvDispatch}:    plane.CallDispatched,
+	{plane.CallAwaitingInput, EvFail}:        plane.CallFailed,
+	{plane.CallAwaitingInput, EvLoseTrack}:   plane.CallUnknown,
+	{plane.CallDispatched, EvSucceed}:        plane.CallSucceeded,
+	{plane.CallDispatched, EvFail}:           plane.CallFailed,
+	{plane.CallDispatched, EvLoseTrack}:      plane.CallUnknown,
+	{plane.CallUnknown, EvResolveDone}:       plane.CallResolvedDone,
+	{plane.CallUnknown, EvResolveNotDone}:    plane.CallResolvedNotDone,
 }

@@ -135,7 +135,7 @@ func TestEffectIsDurableBeforeTheFirstByte(t *testing.T) {
 	for _, run := range []bool{true, false} {
 		c := r.call(plane.Effect, run)
 		if run {
-			if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c) }); err != nil {
+			if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c, nil) }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -154,7 +154,7 @@ func TestASecondAttemptNeedsProof(t *testing.T) {
 	for _, run := range []bool{true, false} {
 		c := r.call(plane.Effect, run)
 		if run {
-			if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c) }); err != nil {
+			if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c, nil) }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -173,7 +173,7 @@ func TestASecondAttemptNeedsProof(t *testing.T) {
 		if again, err := r.l.Again(t.Context(), c, lost); again || err != nil {
 			t.Fatalf("a third attempt: %v %v", again, err)
 		}
-		if err := r.l.Settle(t.Context(), c, lost, func(plane.Tx) error { return nil }); err != nil {
+		if err := r.l.Settle(t.Context(), c, plane.Settlement{Ending: lost, Observe: func(plane.Tx) error { return nil }}); err != nil {
 			t.Fatal(err)
 		}
 		if got := r.stored(t, c.ID); got.State != plane.CallFailed || got.Attempts != 2 {
@@ -189,7 +189,7 @@ func TestACallEndsWhenItsSecondAttemptNeverBegins(t *testing.T) {
 	for _, run := range []bool{true, false} {
 		c := r.call(plane.Effect, run)
 		if run {
-			if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c) }); err != nil {
+			if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c, nil) }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -199,7 +199,7 @@ func TestACallEndsWhenItsSecondAttemptNeverBegins(t *testing.T) {
 		if again, err := r.l.Again(t.Context(), c, plane.Ending{Status: 404, SessionLost: true}); !again || err != nil {
 			t.Fatal(again, err)
 		}
-		if err := r.l.Settle(t.Context(), c, plane.Ending{NothingSent: true, Detail: "down"}, func(plane.Tx) error { return nil }); err != nil {
+		if err := r.l.Settle(t.Context(), c, plane.Settlement{Ending: plane.Ending{NothingSent: true, Detail: "down"}, Observe: func(plane.Tx) error { return nil }}); err != nil {
 			t.Fatal(err)
 		}
 		if got := r.stored(t, c.ID); got.State != plane.CallFailed || got.Reason != "down" {
@@ -254,7 +254,7 @@ func TestALateLegIsUnderWay(t *testing.T) {
 		if err := r.l.RecoverSessions(t.Context(), between); err != nil || r.stored(t, c.ID).State != plane.CallDispatched {
 			t.Errorf("%s: %+v %v", class, r.stored(t, c.ID), err)
 		}
-		if err := r.l.Settle(t.Context(), c, plane.Ending{Answered: true}, func(plane.Tx) error { return nil }); err != nil {
+		if err := r.l.Settle(t.Context(), c, plane.Settlement{Ending: plane.Ending{Answered: true}, Observe: func(plane.Tx) error { return nil }}); err != nil {
 			t.Fatal(err)
 		}
 		if got := r.stored(t, c.ID); got.State != plane.CallSucceeded || got.Attempts != 2 {
@@ -268,7 +268,7 @@ func TestRecoverAndResolve(t *testing.T) {
 	ctx := t.Context()
 	plan := func(class plane.Class, begin bool) *plane.Call {
 		c := r.call(class, true)
-		if err := r.s.Write(ctx, func(tx plane.Tx) error { return r.l.Plan(tx, c) }); err != nil {
+		if err := r.s.Write(ctx, func(tx plane.Tx) error { return r.l.Plan(tx, c, nil) }); err != nil {
 			t.Fatal(err)
 		}
 		if begin {
@@ -316,7 +316,7 @@ func TestRecoverAndResolve(t *testing.T) {
 	if _, err := r.l.Resolve(ctx, who, effect.ID, ledger.Done, "", nil); plane.KindOf(err) != plane.Conflict {
 		t.Errorf("resolved twice: %v", err)
 	}
-	if log, err := r.s.Audit(ctx, 10); err != nil || len(log) != 1 || log[0].Decision != "send-again" {
+	if log, err := r.s.Audit(ctx, plane.AuditFilter{Limit: 10}); err != nil || len(log) != 2 || log[1].Decision != "unknown" || log[0].Decision != "send-again" {
 		t.Errorf("audit: %+v %v", log, err)
 	}
 }
@@ -330,7 +330,7 @@ func TestCallMachineHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		class := rapid.SampledFrom([]plane.Class{plane.Effect, plane.Query}).Draw(t, "class")
 		c := r.call(class, true)
-		if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c) }); err != nil {
+		if err := r.s.Write(t.Context(), func(tx plane.Tx) error { return r.l.Plan(tx, c, nil) }); err != nil {
 			t.Fatal(err)
 		}
 		proof := true
@@ -352,7 +352,7 @@ func TestCallMachineHolds(t *testing.T) {
 			if proof = again; again {
 				continue
 			}
-			if err := r.l.Settle(t.Context(), c, end, func(plane.Tx) error { return nil }); err != nil {
+			if err := r.l.Settle(t.Context(), c, plane.Settlement{Ending: end, Observe: func(plane.Tx) error { return nil }}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -391,7 +391,7 @@ func TestAFullQueueLosesNoOutcome(t *testing.T) {
 		if err := l.Begin(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Settle(t.Context(), c, plane.Ending{Answered: true}, nil); err != nil {
+		if err := l.Settle(t.Context(), c, plane.Settlement{Ending: plane.Ending{Answered: true}, Observe: nil}); err != nil {
 			t.Fatal(err)
 		}
 		if got := r.stored(t, c.ID); got.State != plane.CallSucceeded {

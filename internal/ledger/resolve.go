@@ -34,6 +34,9 @@ func (l *Ledger) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 	if err != nil {
 		return nil, err
 	}
+	if c.State == plane.CallSucceeded && as != SendAgain {
+		return nil, l.release(ctx, who, c, as)
+	}
 	to, ok := Next(c.State, event)
 	if !ok {
 		return nil, plane.Errorf(plane.Conflict, "Only an unknown call can be resolved; this one is %s.", c.State)
@@ -41,6 +44,14 @@ func (l *Ledger) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 	if as == SendAgain && !plane.IsRunID(string(c.Run)) {
 		return nil, plane.Errorf(plane.Conflict, "Nobody waits for this call any more, and its arguments were not kept: it cannot be sent again.").
 			Then("Resolve it as done or not-done, and make the call anew.")
+	}
+	var source *plane.Evidence
+	if as == SendAgain && c.Evidence != "" {
+		e, err := l.store.EvidenceByID(ctx, c.Evidence)
+		if err != nil {
+			return nil, err
+		}
+		source = &plane.Evidence{Provider: e.Provider, Labels: e.Labels}
 	}
 	var again *plane.Call
 	err = l.store.Write(ctx, func(t plane.Tx) error {
@@ -54,10 +65,11 @@ func (l *Ledger) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 		}
 		if as == SendAgain {
 			n := c
-			n.ID, n.Replaces = plane.NewCallID(t.Now()), c.ID
+			n.ID, n.Replaces, n.Idem = plane.NewCallID(t.Now()), c.ID, c.Key()
 			n.Reason, n.Attempts, n.Bytes, n.ResolvedBy, n.Note = "", 0, 0, "", ""
+			n.Approval, n.Evidence, n.Result, n.Proof = "", "", "", ""
 			n.DoneAt = plane.FromMicros(0)
-			if err := l.Plan(t, &n); err != nil {
+			if err := l.Plan(t, &n, source); err != nil {
 				return err
 			}
 			again = &n
@@ -69,4 +81,18 @@ func (l *Ledger) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 		return also(t, row, again)
 	})
 	return again, err
+}
+
+// release lets the claim of an answered call go that its contract kept.
+func (l *Ledger) release(ctx context.Context, who plane.Principal, c plane.Call, as Resolution) error {
+	return l.store.Write(ctx, func(t plane.Tx) error {
+		held, err := l.store.ReleaseClaim(t, c.ID)
+		if err != nil {
+			return err
+		}
+		if !held {
+			return plane.Errorf(plane.Conflict, "Only an unknown call can be resolved; this one is %s.", c.State)
+		}
+		return l.store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "claim.release", What: string(c.ID), Decision: string(as), Digest: c.ArgsDigest})
+	})
 }

@@ -88,6 +88,7 @@ const (
 	metaClientInfo   = "io.modelcontextprotocol/clientInfo"
 	metaServerInfo   = "io.modelcontextprotocol/serverInfo"
 	metaCapabilities = "io.modelcontextprotocol/clientCapabilities"
+	metaKey          = "patchbay/idempotencyKey" // ours: one for each logical call
 	metaSubscription = "io.modelcontextprotocol/subscriptionId"
 	metaLogLevel     = "io.modelcontextprotocol/logLevel"
 )

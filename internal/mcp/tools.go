@@ -137,6 +137,7 @@ type Call struct {
 	Arguments json.RawMessage
 	Headers   []plane.ParamHeader // arguments mirrored into headers
 	Trace     string              // W3C traceparent; empty for none
+	Key       string              // idempotency key; empty for none
 	Extra     json.RawMessage     // further members of params, without braces
 	LogLevel  string              // of the log messages that are wanted meanwhile
 
@@ -192,7 +193,7 @@ func (c *Client) callParams(call *Call) []byte {
 			out = append(out, ',')
 		}
 	}
-	if modern || call.Trace != "" {
+	if modern || call.Trace != "" || call.Key != "" {
 		out = append(out, `"_meta":{`...)
 		open = len(out)
 		switch {
@@ -208,6 +209,10 @@ func (c *Client) callParams(call *Call) []byte {
 		if call.Trace != "" {
 			comma()
 			out = appendString(append(out, `"traceparent":`...), call.Trace)
+		}
+		if call.Key != "" {
+			comma()
+			out = appendString(append(out, `"`+metaKey+`":`...), call.Key)
 		}
 		out = append(out, '}')
 		open = 1

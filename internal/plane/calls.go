@@ -10,19 +10,20 @@ type CallState string
 
 // The states of a call; see ledger for the machine.
 const (
-	CallPlanned         CallState = "planned"
-	CallDispatched      CallState = "dispatched"
-	CallAwaitingInput   CallState = "awaiting_input" // the server asked its caller for something first
-	CallSucceeded       CallState = "succeeded"
-	CallFailed          CallState = "failed"
-	CallUnknown         CallState = "unknown"
-	CallResolvedDone    CallState = "resolved_done"
-	CallResolvedNotDone CallState = "resolved_not_done"
+	CallPlanned          CallState = "planned"
+	CallDispatched       CallState = "dispatched"
+	CallAwaitingApproval CallState = "awaiting_approval" // a person is asked first
+	CallAwaitingInput    CallState = "awaiting_input"    // the server asked its caller for something first
+	CallSucceeded        CallState = "succeeded"
+	CallFailed           CallState = "failed"
+	CallUnknown          CallState = "unknown"
+	CallResolvedDone     CallState = "resolved_done"
+	CallResolvedNotDone  CallState = "resolved_not_done"
 )
 
 // Final reports that nothing but a person's resolution changes the state.
 func (s CallState) Final() bool {
-	return s != CallPlanned && s != CallDispatched && s != CallAwaitingInput
+	return s != CallPlanned && s != CallDispatched && s != CallAwaitingInput && s != CallAwaitingApproval
 }
 
 // Call is one tool call: a row in the ledger, with attempts under it.
@@ -50,7 +51,24 @@ type Call struct {
 	Fence       int64  // of the run, when it was planned
 	ResolvedBy  string
 	Note        string
-	Waited      bool // it asked for input once: its row is there whatever its class; not stored
+	Target      string     // what an effect is about; a claim on it holds others
+	Spec        string     // the argument path that named the target; empty for the tool itself
+	Idem        string     // the idempotency key; empty for the id
+	Approval    ApprovalID // that the dispatch spends
+	Evidence    EvidenceID // the reservation of its source, of own runs
+	Result      string     // hex SHA-256 of what the server answered
+	Proof       string     // what a completion contract recorded, as JSON
+	Hold        string     // why a settled effect keeps its claim; not stored
+	Waited      bool       // it asked for input once: its row is there whatever its class; not stored
+}
+
+// Key is the idempotency key of the logical call: one that a person had sent again
+// keeps that of the call it replaces.
+func (c *Call) Key() string {
+	if c.Idem != "" {
+		return c.Idem
+	}
+	return string(c.ID)
 }
 
 // Attempt is one time the bytes of a call went out, or were about to.
@@ -100,6 +118,16 @@ type Run struct {
 	EndedAt    time.Time
 	Spent      time.Duration // at work, waiting for a person not counted
 	Cancel     bool          // somebody asked it to stop
+
+	Parent       RunID // the pipeline's run that it is a round of
+	Round        int   // counted from 1; 0 for a run of its own
+	Conversation string
+	Labels       Labels // of what it has read
+}
+
+// ThreadOf is the conversation of a run that belongs to no thread: its caller's own.
+func ThreadOf(who Principal) string {
+	return "person:" + who.ID
 }
 
 // Message is one entry of a run's transcript, in the model's neutral form.
@@ -152,30 +180,30 @@ type Event struct {
 
 // Event kinds that this version writes.
 const (
-	EventRunStarted   = "run_started"
-	EventRunNote      = "run_note"
-	EventTurnStarted  = "turn_started"
-	EventText         = "text"
-	EventTextDelta    = "text_delta" // broadcast only
-	EventToolCall     = "tool_call"
-	EventToolResult   = "tool_result"
-	EventSpanStart    = "span_start"
-	EventSpanEnd      = "span_end"
-	EventCallUnknown  = "call_unknown"
-	EventCallResolved = "call_resolved"
-	EventUsage        = "usage"
-	EventRunWaiting   = "run_waiting"
-	EventRunResumed   = "run_resumed"
-	EventRunEnded     = "run_ended"
+	EventRunStarted        = "run_started"
+	EventRunNote           = "run_note"
+	EventTurnStarted       = "turn_started"
+	EventText              = "text"
+	EventTextDelta         = "text_delta" // broadcast only
+	EventToolCall          = "tool_call"
+	EventToolResult        = "tool_result"
+	EventSpanStart         = "span_start"
+	EventSpanEnd           = "span_end"
+	EventApprovalRequested = "approval_requested"
+	EventApprovalDecided   = "approval_decided"
+	EventCallUnknown       = "call_unknown"
+	EventCallResolved      = "call_resolved"
+	EventUsage             = "usage"
+	EventRunWaiting        = "run_waiting"
+	EventRunResumed        = "run_resumed"
+	EventRunEnded          = "run_ended"
 )
 
-// AuditEntry is a decision that must be on record: what was decided, by whom,
-// about what, and a digest of the rest.
-type AuditEntry struct {
-	At       time.Time
-	Who      string
-	Action   string
-	What     string
-	Decision string
-	Digest   string
+// CallFilter says which calls; the zero value of a field is any. Before pages: only
+// calls with lower ids.
+type CallFilter struct {
+	Agent, Server, State string
+	Run                  RunID
+	Before               CallID
+	Limit                int
 }

@@ -146,6 +146,39 @@ func (c *Connection) Out(name string) string {
 	return c.Prefs.Out(name)
 }
 
+// WithoutQuery is an address without its query, which may be secret.
+func WithoutQuery(endpoint string) string {
+	endpoint, _, _ = strings.Cut(endpoint, "?")
+	return endpoint
+}
+
+// Target is the argument path that names what a tool's effects are about, or "".
+func (c *Connection) Target(tool string) string {
+	if t, ok := c.Fixed.Targets[tool]; ok {
+		return t
+	}
+	return c.Prefs.Targets[tool]
+}
+
+// KeyArgument is the argument that takes a tool's idempotency key, or "".
+func (c *Connection) KeyArgument(tool string) string {
+	if k, ok := c.Fixed.Keys[tool]; ok {
+		return k
+	}
+	return c.Prefs.Keys[tool]
+}
+
+// Labels are the connection's.
+func (c *Connection) Labels() Labels {
+	switch {
+	case c.Fixed.Labels != nil:
+		return *c.Fixed.Labels
+	case c.Prefs.Labels != nil:
+		return *c.Prefs.Labels
+	}
+	return DefaultLabels
+}
+
 // Holds says whether new and changed definitions wait for a person.
 func (c *Connection) Holds() bool { return c.Fixed.Hold || c.Prefs.Hold }
 

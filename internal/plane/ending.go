@@ -17,6 +17,17 @@ type Ending struct {
 	Detail         string // one sentence without any of the peer's words
 }
 
+// Settlement is how a call is settled.
+type Settlement struct {
+	Ending
+	// Observe joins the transaction: an own run commits its observation with the
+	// outcome.
+	Observe func(Tx) error
+	// Late joins the transaction that settles a call by an answer that came after
+	// somebody else had given it up for unknown.
+	Late func(Tx) error
+}
+
 // Fault classifies what broke on the wire.
 type Fault string
 

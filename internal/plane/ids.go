@@ -2,6 +2,7 @@ package plane
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/binary"
 	"strings"
 	"sync"
@@ -15,6 +16,9 @@ type (
 	CallID       string // cal_…
 	SessionID    string // ses_…
 	ResultID     string // res_…
+	ApprovalID   string // apr_…
+	EvidenceID   string // evd_…
+	MemoryID     string // mem_…
 )
 
 // Prefixes of the ids.
@@ -25,6 +29,10 @@ const (
 	prefixSession    = "ses_"
 	prefixResult     = "res_"
 	prefixAudit      = "aud_"
+	prefixApproval   = "apr_"
+	prefixEvidence   = "evd_"
+	prefixMemory     = "mem_"
+	prefixRule       = "rul_"
 	prefixTicket     = "tkt_"
 	prefixToken      = "tok_"
 	prefixRevocation = "rvk_"
@@ -44,6 +52,15 @@ func NewSessionID(now time.Time) SessionID { return SessionID(newID(prefixSessio
 
 // NewResultID makes an id; now gives its time part.
 func NewResultID(now time.Time) ResultID { return ResultID(newID(prefixResult, now)) }
+
+// NewApprovalID makes an id; now gives its time part.
+func NewApprovalID(now time.Time) ApprovalID { return ApprovalID(newID(prefixApproval, now)) }
+
+// NewEvidenceID makes an id; now gives its time part.
+func NewEvidenceID(now time.Time) EvidenceID { return EvidenceID(newID(prefixEvidence, now)) }
+
+// NewRuleID makes an id; now gives its time part.
+func NewRuleID(now time.Time) string { return newID(prefixRule, now) }
 
 // NewAuditID makes an id; now gives its time part.
 func NewAuditID(now time.Time) string { return newID(prefixAudit, now) }
@@ -132,3 +149,16 @@ func IsConnectionID(s string) bool { return ValidID(prefixConnection, s) }
 
 // IsCallID reports whether s is the id of a call.
 func IsCallID(s string) bool { return ValidID(prefixCall, s) }
+
+// IsApprovalID reports whether s is the id of an approval.
+func IsApprovalID(s string) bool { return ValidID(prefixApproval, s) }
+
+// MemoryIDFor is the id of what one tool use of a run remembers: the same however often
+// it is done.
+func MemoryIDFor(run RunID, use string) MemoryID {
+	sum := sha256.Sum256([]byte(string(run) + " " + use))
+	out := make([]byte, len(prefixMemory)+26)
+	copy(out, prefixMemory)
+	encodeULID(out[len(prefixMemory):], [16]byte(sum[:16]))
+	return MemoryID(out)
+}

@@ -66,6 +66,11 @@ type Agent struct {
 
 	Throttle Throttle
 
+	Interactive bool       // people are at hand: effects that may destroy ask first
+	Approvals   []ToolMode // by pattern
+	Taint       TaintUse   // empty for warn
+	Rounds      []string   // agents of a pipeline's child runs, in order
+
 	// What clients from elsewhere get of it.
 	Results Results   // empty for raw
 	Names   Names     // empty for prefixed
@@ -127,8 +132,10 @@ type Definition struct {
 	OutputSchema json.RawMessage
 	ReadOnly     bool // readOnlyHint: true
 	Destructive  bool // destructiveHint: true
+	Harmless     bool // destructiveHint: false, or a plain readOnlyHint
 	Class        Class
 	Reviewed     bool   // a person looked at this very definition
+	Contract     string // the completion contract that a person reviewed it for
 	Held         string // why it is kept out until a person accepts it; empty for offered
 	Unsupported  string // why it is shown and not offered; empty for supported
 	ParamHeaders []ParamHeader

@@ -1,6 +1,7 @@
 package plane
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,10 @@ type Preferences struct {
 	// Legacy is a full selection from before exclusions; the first listing turns
 	// what it leaves out into exclusions.
 	Legacy *[]string `json:"legacy,omitempty"`
+
+	Targets map[string]string `json:"targets,omitempty"` // tool: argument path, as $.id, of what its effects are about
+	Keys    map[string]string `json:"keys,omitempty"`    // tool: argument that takes the idempotency key
+	Labels  *Labels           `json:"labels,omitempty"`  // nil for DefaultLabels
 }
 
 // Out is the rule that leaves a tool out, or "".
@@ -88,7 +93,40 @@ func (p *Preferences) Validate() error {
 			}
 		}
 	}
+	return p.validateCalls()
+}
+
+// validateCalls holds what is said of a tool's arguments.
+func (p *Preferences) validateCalls() error {
+	if len(p.Targets) > maxRules || len(p.Keys) > maxRules {
+		return Errorf(InvalidInput, "There may be %d rules of a kind.", maxRules).At("target")
+	}
+	for tool, path := range p.Targets {
+		if _, ok := ArgumentPath(path); tool == "" || !ok {
+			return Errorf(InvalidInput, "A target is a path into a tool's arguments, as $.id or $.issue.id; %q is none.", path).At("target")
+		}
+	}
+	for tool, name := range p.Keys {
+		if tool == "" || name == "" || len(name) > maxRuleSize || strings.ContainsAny(name, ".$[]\"") {
+			return Errorf(InvalidInput, "An idempotency key goes into an argument of the tool, by its name; %q is none.", name).At("idempotency_key")
+		}
+	}
 	return nil
+}
+
+// ArgumentPath reads a path as $.issue.id into its members.
+func ArgumentPath(path string) ([]string, bool) {
+	rest, ok := strings.CutPrefix(path, "$.")
+	if !ok || len(path) > maxRuleSize {
+		return nil, false
+	}
+	parts := strings.Split(rest, ".")
+	for _, p := range parts {
+		if p == "" || strings.ContainsAny(p, "[]*\"'$") {
+			return nil, false
+		}
+	}
+	return parts, true
 }
 
 func (p *Preferences) legacy() []string {
@@ -116,7 +154,8 @@ func (p *Preferences) Convert(listed []string) bool {
 
 // Clone copies the rules, so that a change leaves these alone.
 func (p *Preferences) Clone() Preferences {
-	c := Preferences{Allow: slices.Clone(p.Allow), Deny: slices.Clone(p.Deny), Excluded: slices.Clone(p.Excluded), Hold: p.Hold}
+	c := Preferences{Allow: slices.Clone(p.Allow), Deny: slices.Clone(p.Deny), Excluded: slices.Clone(p.Excluded), Hold: p.Hold,
+		Targets: maps.Clone(p.Targets), Keys: maps.Clone(p.Keys), Labels: p.Labels}
 	if p.Legacy != nil {
 		l := slices.Clone(*p.Legacy)
 		c.Legacy = &l
@@ -146,4 +185,5 @@ type Review struct {
 	Class       Class
 	By          string
 	At          time.Time
+	Contract    string // the completion contract that was reviewed with it; empty for none
 }

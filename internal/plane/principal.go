@@ -35,6 +35,12 @@ var Local = Principal{Kind: KindLocal, ID: "cli:local", Rights: AllRights}
 // HasUserScope reports whether the caller owns a user scope.
 func (p Principal) HasUserScope() bool { return p.Kind == KindLocal || p.Kind == KindPerson }
 
+// NamesUser reports whether the caller's token stands for a person, or a person is
+// there.
+func (p Principal) NamesUser() bool {
+	return p.HasUserScope() || p.Kind == KindAgent && p.ID != "" && p.ID != p.Token
+}
+
 // Is reports whether an entry of config (a verified email, or issuer|subject)
 // means this person.
 func (p Principal) Is(entry string) bool {

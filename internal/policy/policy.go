@@ -20,6 +20,7 @@ type Rules struct {
 	Connections []plane.Connection
 	Teams       map[string]Team
 	Admins      []string
+	Approvals   []plane.Rule // people's standing words
 }
 
 // Team is who belongs to a team, and who of them may change its settings.
@@ -32,6 +33,7 @@ type Snapshot struct {
 	order  []*entry // by tier, then slug
 	teams  map[string]Team
 	admins []string
+	rules  map[ruleKey]plane.Rule
 }
 
 type entry struct {
@@ -43,7 +45,10 @@ type entry struct {
 
 // Compile checks the rules against each other and freezes them.
 func Compile(r Rules) (*Snapshot, error) {
-	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins}
+	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins, rules: map[ruleKey]plane.Rule{}}
+	for _, v := range r.Approvals {
+		s.rules[ruleKey{v.Agent, v.Connection, v.Tool}] = v
+	}
 	list := slices.Clone(r.Connections)
 	slices.SortStableFunc(list, func(a, b plane.Connection) int {
 		if d := a.Scope.Rank() - b.Scope.Rank(); d != 0 {

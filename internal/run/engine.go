@@ -32,6 +32,8 @@ type Calls interface {
 	RecoverSessions(ctx context.Context, before time.Time) error
 	Resolve(ctx context.Context, who plane.Principal, id plane.CallID, as ledger.Resolution, note string,
 		also func(t plane.Tx, old plane.Call, again *plane.Call) error) (*plane.Call, error)
+	Decide(ctx context.Context, who plane.Principal, id plane.ApprovalID, as plane.Decision, note string, also func(plane.Tx, plane.Approval) error) (plane.Approval, error)
+	Expire(ctx context.Context, also func(plane.Tx, plane.Approval) error) error
 }
 
 // Agents looks agents and their models up, as config has them now.
@@ -53,6 +55,7 @@ type Options struct {
 	Log    *slog.Logger
 	Owner  string // names this process in leases
 	Sole   bool   // nobody else uses the database: old leases mean nothing
+	Search bool   // memories rest in a full-text index too, in the clear
 }
 
 // Engine starts, holds and resumes runs.
@@ -152,7 +155,11 @@ func (e *Engine) dispatch() {
 		case <-e.drained.Done():
 			return
 		case <-tick.C:
-			if n++; n%recoverEvery == 0 {
+			n++
+			if err := e.Expire(e.drained); err != nil && e.drained.Err() == nil {
+				e.o.Log.Warn("looking for approvals that nobody gave failed", "err", err)
+			}
+			if n%recoverEvery == 0 {
 				if err := e.recoverSessions(e.drained, false); err != nil && e.drained.Err() == nil {
 					e.o.Log.Warn("looking for calls left behind failed", "err", err)
 				}
@@ -237,34 +244,56 @@ func (e *Engine) Begin(ctx context.Context, who plane.Principal, agent, prompt s
 			return plane.Run{}, err
 		}
 	}
-	r := plane.Run{ID: plane.NewRunID(e.o.Clock.Now()), Agent: agent, Principal: who.ID, Caller: who, Prompt: prompt, State: plane.RunQueued}
-	err := e.o.Store.Write(ctx, func(t plane.Tx) error {
-		r.CreatedAt = t.Now()
-		if err := e.o.Store.InsertRun(t, &r, e.seal(r.ID, "prompt", []byte(prompt))); err != nil {
-			return err
-		}
-		if err := e.addMessage(t, r.ID, 1, plane.Message{Role: "user", Parts: []plane.Part{{Text: prompt}}}); err != nil {
-			return err
-		}
-		return e.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "run.start", What: string(r.ID), Decision: "allow"})
-	})
-	if err != nil {
+	r := plane.Run{ID: plane.NewRunID(e.o.Clock.Now()), Agent: agent, Principal: who.ID, Caller: who, Prompt: prompt, State: plane.RunQueued, Conversation: plane.ThreadOf(who)}
+	if err := e.o.Store.Write(ctx, func(t plane.Tx) error { return e.insert(t, &r) }); err != nil {
 		return plane.Run{}, err
 	}
 	e.nudge()
 	return r, nil
 }
 
+// insert records a new run with its first message.
+func (e *Engine) insert(t plane.Tx, r *plane.Run) error {
+	r.CreatedAt = t.Now()
+	if err := e.o.Store.InsertRun(t, r, e.seal(r.ID, "prompt", []byte(r.Prompt))); err != nil {
+		return err
+	}
+	if err := e.addMessage(t, r.ID, 1, plane.Message{Role: "user", Parts: []plane.Part{{Text: r.Prompt}}}); err != nil {
+		return err
+	}
+	return e.o.Store.AddAudit(t, plane.AuditEntry{Who: r.Principal, Action: "run.start", What: string(r.ID), Decision: "allow"})
+}
+
 // Cancel asks a run to stop. One that nobody works on ends at once.
 func (e *Engine) Cancel(ctx context.Context, who plane.Principal, id plane.RunID) error {
+	rounds, err := e.o.Store.Rounds(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, r := range rounds {
+		if !r.State.Ended() {
+			if err := e.Cancel(ctx, who, r.ID); err != nil && plane.KindOf(err) != plane.Conflict {
+				return err
+			}
+		}
+	}
+	stored, err := e.o.Store.RunByID(ctx, id)
+	if err != nil {
+		return err
+	}
 	ended := false
-	err := e.o.Store.Write(ctx, func(t plane.Tx) (err error) {
+	err = e.o.Store.Write(ctx, func(t plane.Tx) (err error) {
 		ended, err = e.o.Store.AskCancel(t, id, "Cancelled by "+who.ID+".")
 		if err != nil {
 			return err
 		}
 		if ended {
 			if err := e.appendFree(t, id, plane.EventRunEnded, map[string]any{"state": plane.RunCancelled, "reason": "Cancelled by " + who.ID + "."}); err != nil {
+				return err
+			}
+			over := stored.Run
+			over.State = plane.RunCancelled
+			if err := e.roundEnded(t, &over); err != nil {
 				return err
 			}
 		}
@@ -298,18 +327,48 @@ func (e *Engine) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 		if !plane.IsRunID(string(run)) {
 			return nil // a session's call: there is no run to tell
 		}
-		if err := e.appendFree(t, run, plane.EventCallResolved, data); err != nil {
-			return err
-		}
 		waited, err := e.o.Store.RequeueRun(t, run)
-		if err == nil && !waited && again != nil {
-			return plane.Errorf(plane.Conflict, "The run has ended, so there is nobody to send the call again.").Then("Resolve it as done or not-done.")
+		switch {
+		case err != nil:
+			return err
+		case waited:
+			return e.appendFree(t, run, plane.EventCallResolved, data)
+		case again != nil:
+			return plane.Errorf(plane.Conflict, "The run does not wait for this call, so there is nobody to send it again.").Then("Resolve it as done or not-done.")
 		}
-		return err
+		return nil
 	})
 	if err == nil {
 		e.hub.poke(run)
 		e.nudge()
 	}
 	return err
+}
+
+// Decide takes a person's word on a call that waits for it, and lets its run go on.
+func (e *Engine) Decide(ctx context.Context, who plane.Principal, id plane.ApprovalID, as plane.Decision, note string) (plane.Approval, error) {
+	a, err := e.o.Ledger.Decide(ctx, who, id, as, note, func(t plane.Tx, a plane.Approval) error { return e.decided(t, a, string(as)) })
+	if err == nil {
+		e.hub.poke(a.Run)
+		e.nudge()
+	}
+	return a, err
+}
+
+// Expire lets runs go on whose approvals nobody gave in time.
+func (e *Engine) Expire(ctx context.Context) error {
+	return e.o.Ledger.Expire(ctx, func(t plane.Tx, a plane.Approval) error { return e.decided(t, a, string(plane.ApprovalExpired)) })
+}
+
+// decided tells the run of an approval, when it waits: one that is at work finds it by
+// itself.
+func (e *Engine) decided(t plane.Tx, a plane.Approval, as string) error {
+	if !plane.IsRunID(string(a.Run)) {
+		return nil
+	}
+	waited, err := e.o.Store.RequeueRun(t, a.Run)
+	if err != nil || !waited {
+		return err
+	}
+	return e.appendFree(t, a.Run, plane.EventApprovalDecided, map[string]any{"approval": a.ID, "call": a.Call, "tool": a.Alias, "decision": as, "by": a.DecidedBy, "note": a.Note})
 }

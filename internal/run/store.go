@@ -34,6 +34,43 @@ type Store interface {
 	Leases
 	Log
 	Results
+	Provenance
+	Memories
+}
+
+// Provenance is where what a run read comes from.
+type Provenance interface {
+	EvidenceOfRun(ctx context.Context, run plane.RunID) ([]plane.Evidence, error)
+	Lineage(ctx context.Context, owner string) ([]string, error)
+	Lineages
+	Taints
+}
+
+// Lineages say what answers and memories come from.
+type Lineages interface {
+	SetLineage(t plane.Tx, owner string, sources []string) error
+	CompactLineage(t plane.Tx, owner string) error
+	CopyLineage(t plane.Tx, from, to string) error
+}
+
+// Taints are the labels of what was read.
+type Taints interface {
+	Taint(t plane.Tx, run plane.RunID, conversation string, labels plane.Labels) error
+	ThreadLabels(ctx context.Context, conversation string) (plane.Labels, error)
+}
+
+// Memories are what agents keep.
+type Memories interface {
+	AddMemory(t plane.Tx, m *plane.Memory, body []byte, words string) error
+	Memories(ctx context.Context, agent, conversation string, limit int) ([]StoredMemory, error)
+	SearchMemories(ctx context.Context, agent, conversation string, words []string, limit int) ([]StoredMemory, error)
+	CountMemories(t plane.Tx, agent string) (int, error)
+}
+
+// StoredMemory is a memory, still sealed.
+type StoredMemory = struct {
+	plane.Memory
+	Sealed []byte
 }
 
 // Records are the rows of runs.
@@ -41,8 +78,15 @@ type Records interface {
 	InsertRun(t plane.Tx, r *plane.Run, sealedPrompt []byte) error
 	RunByID(ctx context.Context, id plane.RunID) (StoredRun, error)
 	Runs(ctx context.Context, principal string, limit int) ([]StoredRun, error)
-	RequeueRun(t plane.Tx, id plane.RunID) (bool, error)
+	Waiting
 	AskCancel(t plane.Tx, id plane.RunID, reason string) (bool, error)
+}
+
+// Waiting runs go on when what they wait for has come.
+type Waiting interface {
+	RequeueRun(t plane.Tx, id plane.RunID) (bool, error)
+	WaitsStill(t plane.Tx, id plane.RunID) (bool, error)
+	Rounds(ctx context.Context, parent plane.RunID) ([]StoredRun, error)
 }
 
 // Leases say who works on a run.
@@ -86,6 +130,15 @@ func bind(run plane.RunID, record string) secret.Bind {
 	return secret.Bind{Purpose: purposeContent, Scope: string(run), Record: record}
 }
 
+// ApprovalBind is what the arguments of a call that waits for a person are bound to.
+func ApprovalBind(id plane.ApprovalID) secret.Bind {
+	return secret.Bind{Purpose: purposeContent, Record: string(id)}
+}
+
+func memoryBind(id plane.MemoryID) secret.Bind {
+	return secret.Bind{Purpose: purposeContent, Record: string(id)}
+}
+
 // ContentBind names what a sealed value of a run is bound to, by where it rests.
 func ContentBind(s plane.Sealed) secret.Bind {
 	id, rest, _ := strings.Cut(s.Key, " ")
@@ -98,6 +151,10 @@ func ContentBind(s plane.Sealed) secret.Bind {
 		return bind(plane.RunID(id), messageRecord(int(s.Num)))
 	case "event":
 		return bind(plane.RunID(id), eventRecord(s.Num))
+	case "approval":
+		return ApprovalBind(plane.ApprovalID(s.Key))
+	case "memory":
+		return memoryBind(plane.MemoryID(s.Key))
 	case "result.whole":
 		return bind(plane.RunID(id), "whole/"+rest)
 	}

@@ -19,11 +19,11 @@ import (
 // ownTool is a tool of the agent itself. It has no effect outside.
 type ownTool struct {
 	spec plane.ToolSpec
-	run  func(ctx context.Context, w *worker, input json.RawMessage) (string, error)
+	run  func(ctx context.Context, w *worker, u plane.ToolUse) (string, error)
 }
 
 // OwnToolNames are the tools that an agent's toolset may name.
-var OwnToolNames = []string{"current_time"}
+var OwnToolNames = []string{"current_time", "memory"}
 
 func ownNames(m map[string]ownTool) []string { return slices.Sorted(maps.Keys(m)) }
 
@@ -33,6 +33,9 @@ func (w *worker) ownTools() map[string]ownTool {
 		out["current_time"] = ownTool{plane.ToolSpec{Name: "current_time", Description: "The current date and time in UTC.",
 			Schema: json.RawMessage(`{"type":"object","properties":{}}`)}, currentTime}
 	}
+	if slices.Contains(w.agent.Tools, "memory") {
+		out["remember"], out["recall"] = rememberTool, recallTool
+	}
 	if w.session != nil {
 		out["result_read"] = ownTool{plane.ToolSpec{Name: "result_read",
 			Description: "Reads on in a tool result of this run that was cut. Give the id from the notice and the character to start from.",
@@ -41,16 +44,16 @@ func (w *worker) ownTools() map[string]ownTool {
 	return out
 }
 
-func currentTime(_ context.Context, w *worker, _ json.RawMessage) (string, error) {
+func currentTime(_ context.Context, w *worker, _ plane.ToolUse) (string, error) {
 	return w.e.o.Clock.Now().Format(time.RFC3339), nil
 }
 
-func readResult(ctx context.Context, w *worker, input json.RawMessage) (string, error) {
+func readResult(ctx context.Context, w *worker, u plane.ToolUse) (string, error) {
 	var in struct {
 		Result plane.ResultID `json:"result"`
 		From   int            `json:"from"`
 	}
-	if err := json.Unmarshal(input, &in); err != nil || in.From < 0 {
+	if err := json.Unmarshal(u.Input, &in); err != nil || in.From < 0 {
 		return "", plane.Errorf(plane.InvalidInput, "Give a result id and a character to start from.")
 	}
 	row, err := w.e.o.Store.WholeResult(ctx, w.run.ID, in.Result)
@@ -139,18 +142,19 @@ func (w *worker) unanswered() []plane.ToolUse {
 }
 
 // answer gets an outcome for every tool use and commits them as one message.
-// waits is true when a call's outcome is unknown: the run then waits.
+// waits is true when a call's outcome is unknown or a person is asked first: the run
+// then waits.
 func (w *worker) answer(ctx context.Context, uses []plane.ToolUse, calls []plane.Call) (waits bool, err error) {
 	latest := map[string]*plane.Call{}
 	for i := range calls {
 		latest[calls[i].ToolUse] = &calls[i] // in the order they were planned: the last replaces
 	}
-	seen, err := w.e.observations(ctx, w.run.ID)
+	seen, err := w.seen(ctx)
 	if err != nil {
 		return false, err
 	}
 	outcomes := make([]plane.ToolOutcome, len(uses))
-	unknown := make([]*plane.Call, len(uses))
+	held := make([]*plane.Call, len(uses)) // what waits for a person
 	for i := 0; i < len(uses); {
 		n := i + 1
 		if w.parallel(uses[i]) {
@@ -162,7 +166,7 @@ func (w *worker) answer(ctx context.Context, uses []plane.ToolUse, calls []plane
 		errs := make([]error, n-i)
 		for j := i; j < n; j++ {
 			wg.Go(func() {
-				outcomes[j], unknown[j], errs[j-i] = w.one(ctx, uses[j], latest[uses[j].ID], seen)
+				outcomes[j], held[j], errs[j-i] = w.one(ctx, uses[j], latest[uses[j].ID], seen)
 			})
 		}
 		wg.Wait()
@@ -171,11 +175,11 @@ func (w *worker) answer(ctx context.Context, uses []plane.ToolUse, calls []plane
 				return false, err
 			}
 		}
-		if slices.ContainsFunc(unknown[i:n], func(c *plane.Call) bool { return c != nil }) {
+		if slices.ContainsFunc(held[i:n], func(c *plane.Call) bool { return c != nil }) {
 			if cause := context.Cause(ctx); errors.Is(cause, errCancelled) {
 				return false, cause // the call stays unknown; the run does not wait for it
 			}
-			return true, w.wait(ctx, unknown)
+			return true, w.wait(ctx, held)
 		}
 		if err := w.over(ctx); err != nil {
 			return false, err
@@ -210,10 +214,10 @@ func (w *worker) parallel(u plane.ToolUse) bool {
 
 // one gets the outcome of one tool use: from the record where there is one, from
 // a person's word, else by making the call.
-func (w *worker) one(ctx context.Context, u plane.ToolUse, call *plane.Call, seen map[plane.CallID]plane.ToolOutcome) (plane.ToolOutcome, *plane.Call, error) {
+func (w *worker) one(ctx context.Context, u plane.ToolUse, call *plane.Call, seen map[plane.CallID]observation) (plane.ToolOutcome, *plane.Call, error) {
 	if call != nil {
 		if o, ok := seen[call.ID]; ok {
-			return o, nil, nil
+			return w.adopt(call, o), nil, nil
 		}
 		switch call.State {
 		case plane.CallUnknown:
@@ -246,8 +250,8 @@ func noteText(c *plane.Call) string {
 }
 
 // searchTools looks for tools of the connected servers.
-func searchTools(ctx context.Context, w *worker, input json.RawMessage) (string, error) {
-	out, err := w.session.Search(ctx, input)
+func searchTools(ctx context.Context, w *worker, u plane.ToolUse) (string, error) {
+	out, err := w.session.Search(ctx, u.Input)
 	switch {
 	case err != nil:
 		return "", err
@@ -258,7 +262,7 @@ func searchTools(ctx context.Context, w *worker, input json.RawMessage) (string,
 }
 
 func (w *worker) local(ctx context.Context, u plane.ToolUse, t ownTool) (plane.ToolOutcome, *plane.Call, error) {
-	text, err := t.run(ctx, w, u.Input)
+	text, err := t.run(ctx, w, u)
 	o := plane.ToolOutcome{Text: text}
 	if err != nil {
 		o = plane.ToolOutcome{Text: plane.Public(err).Message, IsError: true}
@@ -273,12 +277,15 @@ func (w *worker) remote(ctx context.Context, u plane.ToolUse, call *plane.Call) 
 	var o plane.ToolOutcome
 	var evs []plane.Event
 	locked := false
-	out, err := w.session.Call(ctx, bridge.In{Alias: u.Name, Arguments: u.Input, Planned: call,
+	out, err := w.session.Call(ctx, bridge.In{Alias: u.Name, Arguments: u.Input, Planned: call, Late: w.late(u, call),
 		Observe: func(t plane.Tx, out *bridge.Out) error {
 			o = plane.ToolOutcome{Text: out.Text, IsError: out.IsError}
 			if call.State == plane.CallUnknown {
 				evs = nil
 				return nil // the run's wait says it
+			}
+			if err := w.sourced(t, call); err != nil {
+				return err
 			}
 			id := plane.NewResultID(t.Now())
 			whole := w.whole(&o, id, out)
@@ -299,8 +306,13 @@ func (w *worker) remote(ctx context.Context, u plane.ToolUse, call *plane.Call) 
 		return o, nil, err
 	}
 	w.e.hub.publish(evs)
-	if call.State == plane.CallUnknown {
+	if call.State == plane.CallUnknown || out.Waiting != nil {
 		return o, call, nil
+	}
+	if out.Warning != "" {
+		if err := w.commit(ctx, nil, pending{kind: plane.EventRunNote, data: map[string]any{"kind": "taint", "server": call.Server, "reason": out.Warning}}); err != nil {
+			return o, nil, err
+		}
 	}
 	if out.Call == nil {
 		o = plane.ToolOutcome{Text: out.Text, IsError: true}
@@ -362,20 +374,3 @@ func textData(s string) json.RawMessage {
 	}
 	return b
 }
-
-// wait leaves the run to a person: somebody must say what became of a call.
-func (w *worker) wait(ctx context.Context, unknown []*plane.Call) error {
-	var events []pending
-	for _, c := range unknown {
-		if c != nil {
-			events = append(events, pending{kind: plane.EventCallUnknown, span: spanName(c), data: map[string]any{"call": c.ID, "tool": c.Alias, "reason": c.Reason,
-				"next": "patchbay runs resolve " + string(c.ID) + " done|not-done|send-again"}})
-		}
-	}
-	events = append(events, pending{kind: plane.EventRunWaiting, data: map[string]any{"for": waitReconcile}})
-	w.run.State, w.run.WaitingFor, w.run.Spent = plane.RunWaiting, waitReconcile, w.spent()
-	w.run.Reason = "It is not known whether a call took effect."
-	return w.commit(context.WithoutCancel(ctx), func(t plane.Tx) error { return w.e.o.Store.LeaveRun(t, &w.run, nil) }, events...)
-}
-
-const waitReconcile = "reconcile"

@@ -11,6 +11,7 @@ type View struct {
 	plane.Run
 	Calls    []plane.Call
 	Attempts []plane.Attempt
+	Rounds   []plane.Run // of a pipeline
 }
 
 // List returns the latest runs of a principal, or of all when it is empty,
@@ -60,6 +61,41 @@ func (e *Engine) Show(ctx context.Context, id plane.RunID) (View, error) {
 	if v.Calls, err = e.o.Store.CallsOfRun(ctx, id); err != nil {
 		return View{}, err
 	}
-	v.Attempts, err = e.o.Store.AttemptsOfRun(ctx, id)
+	if v.Attempts, err = e.o.Store.AttemptsOfRun(ctx, id); err != nil {
+		return View{}, err
+	}
+	rounds, err := e.o.Store.Rounds(ctx, id)
+	for _, r := range rounds {
+		v.Rounds = append(v.Rounds, e.unseal(r))
+	}
 	return v, err
+}
+
+// Evidence returns the sources of a run's calls, and what its answer comes from.
+func (e *Engine) Evidence(ctx context.Context, id plane.RunID) ([]plane.Evidence, []string, error) {
+	ev, err := e.o.Store.EvidenceOfRun(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	sources, err := e.o.Store.Lineage(ctx, string(id))
+	return ev, sources, err
+}
+
+// Arguments are those of a run's call, from its transcript; a client's are not kept.
+func (e *Engine) Arguments(ctx context.Context, c plane.Call) string {
+	if !plane.IsRunID(string(c.Run)) {
+		return ""
+	}
+	msgs, err := e.transcript(ctx, c.Run)
+	if err != nil {
+		return ""
+	}
+	for _, m := range msgs {
+		for _, p := range m.Parts {
+			if p.ToolUse != nil && p.ToolUse.ID == c.ToolUse {
+				return string(p.ToolUse.Input)
+			}
+		}
+	}
+	return ""
 }

@@ -67,6 +67,9 @@ func (w *worker) work(ctx context.Context, sealedPrompt []byte) error {
 	span.SetAttributes(attribute.String(telemetry.Operation, telemetry.InvokeAgent), attribute.String(telemetry.AgentID, w.agent.Slug),
 		attribute.String(telemetry.AgentName, w.agent.Slug), attribute.String(telemetry.Conversation, string(w.run.ID)))
 	defer span.End()
+	if len(w.agent.Rounds) > 0 {
+		return w.pipeline(ctx)
+	}
 	return w.turns(ctx, span, calls)
 }
 
@@ -93,7 +96,14 @@ func (w *worker) prepare(ctx context.Context) ([]plane.Call, error) {
 	if err := w.announce(ctx); err != nil {
 		return nil, err
 	}
-	if w.agent.MCP {
+	if isThread(w.run.Conversation) {
+		labels, err := w.e.o.Store.ThreadLabels(ctx, w.run.Conversation)
+		if err != nil {
+			return nil, err
+		}
+		w.run.Labels |= labels
+	}
+	if w.agent.MCP && len(w.agent.Rounds) == 0 {
 		used := 0
 		for _, c := range calls {
 			if c.Attempts > 0 {
@@ -101,7 +111,7 @@ func (w *worker) prepare(ctx context.Context) ([]plane.Call, error) {
 			}
 		}
 		w.session, err = w.e.o.Bridge.Open(ctx, bridge.Opening{Agent: w.agent.Slug, Principal: w.run.Caller, Run: w.run.ID,
-			Fence: w.run.Fence, CallsUsed: used, Results: plane.Marked, Dialect: bridge.Dialect(w.provider.Schemas())})
+			Fence: w.run.Fence, CallsUsed: used, Labels: w.run.Labels, Results: plane.Marked, Dialect: bridge.Dialect(w.provider.Schemas())})
 		if err != nil {
 			return nil, err
 		}
@@ -327,7 +337,13 @@ func (w *worker) specs() []plane.ToolSpec {
 func (w *worker) finish(ctx context.Context, answer string) error {
 	w.run.State, w.run.Reason, w.run.Answer, w.run.Spent = plane.RunSucceeded, "", answer, w.spent()
 	return w.commit(ctx, func(t plane.Tx) error {
-		return w.e.o.Store.LeaveRun(t, &w.run, w.e.seal(w.run.ID, "answer", []byte(answer)))
+		if err := w.answered(t); err != nil {
+			return err
+		}
+		if err := w.e.o.Store.LeaveRun(t, &w.run, w.e.seal(w.run.ID, "answer", []byte(answer))); err != nil {
+			return err
+		}
+		return w.e.roundEnded(t, &w.run)
 	}, pending{kind: plane.EventRunEnded, data: map[string]any{"state": w.run.State, "turns": w.run.Turns, "seconds": w.run.Spent.Seconds()}})
 }
 
@@ -383,7 +399,12 @@ func (w *worker) endBadly(ctx context.Context, err error) {
 		return
 	}
 	w.e.o.Log.Warn("run ended", "run", w.run.ID, "state", w.run.State, "reason", w.run.Reason, "err", err, "cause", errors.Unwrap(err))
-	werr := w.commit(context.WithoutCancel(ctx), func(t plane.Tx) error { return w.e.o.Store.LeaveRun(t, &w.run, nil) },
+	werr := w.commit(context.WithoutCancel(ctx), func(t plane.Tx) error {
+		if err := w.e.o.Store.LeaveRun(t, &w.run, nil); err != nil {
+			return err
+		}
+		return w.e.roundEnded(t, &w.run)
+	},
 		pending{kind: plane.EventRunEnded, data: map[string]any{"state": w.run.State, "reason": w.run.Reason, "turns": w.run.Turns, "seconds": w.run.Spent.Seconds()}})
 	if werr != nil && plane.KindOf(werr) != plane.Conflict {
 		w.e.o.Log.Error("the end of a run could not be written", "run", w.run.ID, "err", fmt.Sprint(werr))

@@ -248,3 +248,34 @@ func macOf(key []byte, purpose string, msg []byte) []byte {
 	h.Write(msg)
 	return h.Sum(nil)
 }
+
+// PublicKey is the public half of a ring key's signing key.
+type PublicKey struct {
+	ID  string // of the ring key, in hexadecimal
+	Key ed25519.PublicKey
+}
+
+// PublicKeys are the public halves of all keys, active first.
+func (r *Ring) PublicKeys() []PublicKey {
+	var out []PublicKey
+	for _, k := range r.keys() {
+		out = append(out, PublicKey{hex.EncodeToString(k.id[:]), k.sign.Public().(ed25519.PublicKey)})
+	}
+	return out
+}
+
+// SignBy signs with the active key and says which that is.
+func (r *Ring) SignBy(msg []byte) (key string, sig []byte) {
+	k := &r.keys()[0]
+	return hex.EncodeToString(k.id[:]), ed25519.Sign(k.sign, msg)
+}
+
+// VerifyBy checks a signature of one key; known is false when the ring lacks it.
+func (r *Ring) VerifyBy(key string, msg, sig []byte) (known, ok bool) {
+	for _, k := range r.keys() {
+		if hex.EncodeToString(k.id[:]) == key {
+			return true, ed25519.Verify(k.sign.Public().(ed25519.PublicKey), msg, sig)
+		}
+	}
+	return false, false
+}

@@ -9,14 +9,15 @@ import (
 )
 
 const callColumns = `id, run, agent, principal, connection, version, server, tool, alias, tool_use, fingerprint, class,
-	args_digest, state, reason, attempts, planned_at, done_at, bytes, replaces, fence, resolved_by, note`
+	args_digest, state, reason, attempts, planned_at, done_at, bytes, replaces, fence, resolved_by, note,
+	target, spec, idem, approval, evidence, result, proof`
 
 func scanCall(r *sql.Rows) (plane.Call, error) {
 	var c plane.Call
 	var planned, done int64
 	err := r.Scan(&c.ID, &c.Run, &c.Agent, &c.Principal, &c.Connection, &c.Version, &c.Server, &c.Tool, &c.Alias, &c.ToolUse,
 		&c.Fingerprint, &c.Class, &c.ArgsDigest, &c.State, &c.Reason, &c.Attempts, &planned, &done, &c.Bytes,
-		&c.Replaces, &c.Fence, &c.ResolvedBy, &c.Note)
+		&c.Replaces, &c.Fence, &c.ResolvedBy, &c.Note, &c.Target, &c.Spec, &c.Idem, &c.Approval, &c.Evidence, &c.Result, &c.Proof)
 	c.PlannedAt, c.DoneAt = plane.FromMicros(planned), plane.FromMicros(done)
 	return c, err
 }
@@ -24,49 +25,104 @@ func scanCall(r *sql.Rows) (plane.Call, error) {
 func callArgs(c *plane.Call) []any {
 	return []any{c.ID, c.Run, c.Agent, c.Principal, c.Connection, c.Version, c.Server, c.Tool, c.Alias, c.ToolUse, c.Fingerprint, c.Class,
 		c.ArgsDigest, c.State, c.Reason, c.Attempts, plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), c.Bytes,
-		c.Replaces, c.Fence, c.ResolvedBy, c.Note}
+		c.Replaces, c.Fence, c.ResolvedBy, c.Note, c.Target, c.Spec, c.Idem, c.Approval, c.Evidence, c.Result, c.Proof}
 }
 
 // InsertCall adds a call as it is: planned, or settled already.
 func (s *Store) InsertCall(t plane.Tx, c *plane.Call) error {
 	res, err := own(t).exec(`INSERT INTO calls (`+callColumns+`)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`, callArgs(c)...)
+		VALUES (`+callMarks+`)`, callArgs(c)...)
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The call is recorded already."))
 }
 
+// callMarks stand for callArgs.
+const callMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?`
+
 // standing is the condition that a dispatch re-checks in the database: the
-// connection is enabled and at the version that was offered, and the run, where
-// there is one, is still held under the fence that planned the call.
+// connection is enabled and at the version that was offered; the run, where there is
+// one, is still held under the fence that planned the call; no claim of another call
+// is on its target; and the source of an own run's call is reserved as it stands.
 const standing = ` EXISTS (SELECT 1 FROM connections WHERE id = ? AND version = ? AND enabled = 1 AND state = 'connected' {share})
-	AND (? = 0 OR EXISTS (SELECT 1 FROM runs WHERE id = ? AND fence = ? AND state = 'running' AND cancel = 0 {share}))`
+	AND (? = 0 OR EXISTS (SELECT 1 FROM runs WHERE id = ? AND fence = ? AND state = 'running' AND cancel = 0 {share}))
+	AND (? = '' OR NOT EXISTS (SELECT 1 FROM claims WHERE` + claimed + `))
+	AND (? = '' OR EXISTS (SELECT 1 FROM evidence WHERE id = ? AND call = ? AND connection = ? AND version = ? AND tool = ? AND fingerprint = ?))`
+
+// claimed finds the claims that keep a call back: on its target, or by another way of
+// naming the targets of its tool.
+const claimed = ` connection = ? AND call <> ? AND (target = ? OR tool = ? AND spec <> ?)`
 
 func standingArgs(c *plane.Call) []any {
-	return []any{c.Connection, c.Version, c.Fence, c.Run, c.Fence}
+	target := c.Target
+	if c.Class == plane.Query {
+		target = ""
+	}
+	return append(append([]any{c.Connection, c.Version, c.Fence, c.Run, c.Fence, target}, claimedArgs(c)...),
+		c.Evidence, c.Evidence, c.ID, c.Connection, c.Version, c.Tool, c.Fingerprint)
 }
 
-// InsertDispatched adds a call in state dispatched, if it still stands. Its first
-// attempt has no row of its own before it ends: the call's says as much.
+func claimedArgs(c *plane.Call) []any { return []any{c.Connection, c.ID, c.Target, c.Tool, c.Spec} }
+
+// InsertDispatched adds a call in state dispatched, if it still stands; it spends the
+// approval and takes the claim that go with it. Its first attempt has no row of its
+// own before it ends: the call's says as much.
 func (s *Store) InsertDispatched(t plane.Tx, c *plane.Call) error {
 	x := own(t)
-	res, err := x.exec(`INSERT INTO calls (`+callColumns+`)
-		SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE`+standing, append(callArgs(c), standingArgs(c)...)...)
-	return exactly(res, err, 1, notStanding())
+	res, err := x.exec(`INSERT INTO calls (`+callColumns+`) SELECT `+callMarks+` WHERE`+standing, append(callArgs(c), standingArgs(c)...)...)
+	if err := s.stands(x, c, res, err); err != nil {
+		return err
+	}
+	return s.take(x, c)
 }
 
-// Dispatch moves a call from planned, from waiting for input, or from a dispatch
+// Dispatch moves a call from planned, from waiting for somebody, or from a dispatch
 // that proved to have done nothing, to its n-th attempt, if it still stands.
 func (s *Store) Dispatch(t plane.Tx, c *plane.Call, n int) error {
 	x := own(t)
-	res, err := x.exec(`UPDATE calls SET state = 'dispatched', attempts = ? WHERE id = ? AND attempts = ? AND state IN ('planned', 'dispatched', 'awaiting_input') AND`+standing,
-		append([]any{n, c.ID, n - 1}, standingArgs(c)...)...)
-	if err := exactly(res, err, 1, notStanding()); err != nil {
+	res, err := x.exec(`UPDATE calls SET state = 'dispatched', attempts = ?, approval = COALESCE(NULLIF(?, ''), approval), proof = COALESCE(NULLIF(?, ''), proof) WHERE id = ? AND attempts = ?
+		AND state IN ('planned', 'dispatched', 'awaiting_input', 'awaiting_approval') AND`+standing,
+		append([]any{n, c.Approval, c.Proof, c.ID, n - 1}, standingArgs(c)...)...)
+	if err := s.stands(x, c, res, err); err != nil {
 		return err
+	}
+	if n == 1 {
+		if err := s.take(x, c); err != nil {
+			return err
+		}
 	}
 	return s.addAttempt(x, c.ID, n)
 }
 
-func notStanding() *plane.Error {
-	return plane.Errorf(plane.Conflict, "The connection or the run changed since this call was offered; nothing was sent.")
+// stands tells why nothing was dispatched.
+func (s *Store) stands(x *tx, c *plane.Call, res sql.Result, err error) error {
+	err = exactly(res, err, 1, plane.Errorf(plane.Conflict, "The connection or the run changed since this call was offered; nothing was sent."))
+	if plane.KindOf(err) != plane.Conflict || c.Target == "" || c.Class == plane.Query {
+		return err
+	}
+	if held := s.holder(x, c); held != nil {
+		return held
+	}
+	return err
+}
+
+// take spends a call's approval and takes its named target.
+func (s *Store) take(x *tx, c *plane.Call) error {
+	if c.Approval != "" {
+		if err := s.spend(x, c); err != nil {
+			return err
+		}
+	}
+	if c.Spec == "" || c.Class == plane.Query {
+		return nil
+	}
+	res, err := x.exec(`INSERT INTO claims (connection, target, call, tool, spec, why, at) VALUES (?, ?, ?, ?, ?, '', ?) ON CONFLICT DO NOTHING`,
+		c.Connection, c.Target, c.ID, c.Tool, c.Spec, plane.Micros(x.now))
+	if err := exactly(res, err, 1, plane.Errorf(plane.Conflict, "Another call was first.")); err != nil {
+		if held := s.holder(x, c); held != nil {
+			return held
+		}
+		return err
+	}
+	return nil
 }
 
 func (s *Store) addAttempt(x *tx, id plane.CallID, n int) error {
@@ -89,11 +145,16 @@ func (s *Store) EndAttempt(t plane.Tx, a plane.Attempt) error {
 }
 
 // MoveCall changes a call's state from one to another, with what goes with the
-// new state. It is a compare-and-swap: conflict when the state is another.
+// new state, and its claim with it. It is a compare-and-swap: conflict when the state
+// is another.
 func (s *Store) MoveCall(t plane.Tx, c *plane.Call, from plane.CallState) error {
-	res, err := own(t).exec(`UPDATE calls SET state = ?, reason = ?, done_at = ?, bytes = ?, resolved_by = ?, note = ? WHERE id = ? AND state = ?`,
-		c.State, c.Reason, plane.Micros(c.DoneAt), c.Bytes, c.ResolvedBy, c.Note, c.ID, from)
-	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The call is no longer %s.", from))
+	x := own(t)
+	res, err := x.exec(`UPDATE calls SET state = ?, reason = ?, done_at = ?, bytes = ?, resolved_by = ?, note = ?, result = ?, proof = ? WHERE id = ? AND state = ?`,
+		c.State, c.Reason, plane.Micros(c.DoneAt), c.Bytes, c.ResolvedBy, c.Note, c.Result, c.Proof, c.ID, from)
+	if err := exactly(res, err, 1, plane.Errorf(plane.Conflict, "The call is no longer %s.", from)); err != nil {
+		return err
+	}
+	return s.moveClaim(x, c, from)
 }
 
 // CallByID returns one call.
@@ -127,6 +188,47 @@ func (s *Store) StrandedCalls(ctx context.Context, dispatched, waiting time.Time
 	return append(out, more...), err
 }
 
+// Calls returns the latest calls that a filter lets through, newest first.
+func (s *Store) Calls(ctx context.Context, f plane.CallFilter) ([]plane.Call, error) {
+	cond, args := "1 = 1", []any{}
+	for _, c := range []struct{ column, value string }{{"agent", f.Agent}, {"server", f.Server}, {"state", f.State}, {"run", string(f.Run)}} {
+		if c.value != "" {
+			cond += " AND " + c.column + " = ?"
+			args = append(args, c.value)
+		}
+	}
+	if f.Before != "" {
+		cond += " AND id < ?"
+		args = append(args, f.Before)
+	}
+	var out []plane.Call
+	err := s.each(ctx, func(r *sql.Rows) error {
+		c, err := scanCall(r)
+		out = append(out, c)
+		return err
+	}, `SELECT `+callColumns+` FROM calls WHERE `+cond+` ORDER BY id DESC LIMIT ?`, append(args, f.Limit)...)
+	return out, err
+}
+
+// AttemptsOfCall returns a call's attempts.
+func (s *Store) AttemptsOfCall(ctx context.Context, id plane.CallID) ([]plane.Attempt, error) {
+	var out []plane.Attempt
+	err := s.each(ctx, func(r *sql.Rows) error {
+		a, err := scanAttempt(r)
+		out = append(out, a)
+		return err
+	}, `SELECT call, n, at, done_at, outcome, detail FROM attempts WHERE call = ? ORDER BY n`, id)
+	return out, err
+}
+
+func scanAttempt(r *sql.Rows) (plane.Attempt, error) {
+	var a plane.Attempt
+	var at, done int64
+	err := r.Scan(&a.Call, &a.N, &at, &done, &a.Outcome, &a.Detail)
+	a.At, a.DoneAt = plane.FromMicros(at), plane.FromMicros(done)
+	return a, err
+}
+
 // UnknownCalls are the calls that wait for a person's word.
 func (s *Store) UnknownCalls(ctx context.Context) ([]plane.Call, error) {
 	return s.callsWhere(ctx, `state = 'unknown'`)
@@ -146,64 +248,10 @@ func (s *Store) callsWhere(ctx context.Context, cond string, args ...any) ([]pla
 func (s *Store) AttemptsOfRun(ctx context.Context, run plane.RunID) ([]plane.Attempt, error) {
 	var out []plane.Attempt
 	err := s.each(ctx, func(r *sql.Rows) error {
-		var a plane.Attempt
-		var at, done int64
-		err := r.Scan(&a.Call, &a.N, &at, &done, &a.Outcome, &a.Detail)
-		a.At, a.DoneAt = plane.FromMicros(at), plane.FromMicros(done)
+		a, err := scanAttempt(r)
 		out = append(out, a)
 		return err
 	}, `SELECT a.call, a.n, a.at, a.done_at, a.outcome, a.detail FROM attempts a JOIN calls c ON c.id = a.call
 		WHERE c.run = ? AND c.fence > 0 ORDER BY a.at, a.call, a.n`, run)
 	return out, err
-}
-
-// SaveResult keeps a call's observation; body and whole come sealed.
-func (s *Store) SaveResult(t plane.Tx, id plane.ResultID, run plane.RunID, call plane.CallID, isError bool, body, whole []byte) error {
-	if whole == nil {
-		whole = []byte{}
-	}
-	_, err := own(t).exec(`INSERT INTO results (id, call, run, is_error, body, whole, at) VALUES (?, ?, ?, ?, ?, ?, ?)`,
-		id, call, run, flag(isError), body, whole, plane.Micros(t.Now()))
-	if IsUnique(err) {
-		return plane.Errorf(plane.Conflict, "The call has an observation already.").Because(err)
-	}
-	return err
-}
-
-// StoredResult is a row of results, still sealed.
-type StoredResult = struct {
-	ID      plane.ResultID
-	Call    plane.CallID
-	IsError bool
-	Body    []byte
-	Whole   []byte
-}
-
-// ResultsOfRun returns what a run observed, without the whole texts.
-func (s *Store) ResultsOfRun(ctx context.Context, run plane.RunID) ([]StoredResult, error) {
-	var out []StoredResult
-	err := s.each(ctx, func(r *sql.Rows) error {
-		var v StoredResult
-		var isError int64
-		err := r.Scan(&v.ID, &v.Call, &isError, &v.Body)
-		v.IsError = isError != 0
-		out = append(out, v)
-		return err
-	}, `SELECT id, call, is_error, body FROM results WHERE run = ? ORDER BY at`, run)
-	return out, err
-}
-
-// KeptBytes is how much of a run's results is kept whole.
-func (s *Store) KeptBytes(ctx context.Context, run plane.RunID) (int, error) {
-	var n int
-	err := s.each(ctx, func(r *sql.Rows) error { return r.Scan(&n) }, `SELECT COALESCE(SUM(LENGTH(whole)), 0) FROM results WHERE run = ?`, run)
-	return n, err
-}
-
-// WholeResult returns one whole text of a run, still sealed.
-func (s *Store) WholeResult(ctx context.Context, run plane.RunID, id plane.ResultID) (StoredResult, error) {
-	var v StoredResult
-	err := s.one(ctx, "result", func(r *sql.Rows) error { return r.Scan(&v.ID, &v.Call, &v.Whole) },
-		`SELECT id, call, whole FROM results WHERE run = ? AND id = ?`, run, id)
-	return v, err
 }

@@ -148,30 +148,3 @@ func (s *Store) RemoveConnection(t plane.Tx, id plane.ConnectionID) error {
 	}
 	return s.touchConnections(t)
 }
-
-// AddAudit records a decision.
-func (s *Store) AddAudit(t plane.Tx, e plane.AuditEntry) error {
-	at := e.At
-	if at.IsZero() {
-		at = t.Now()
-	}
-	_, err := own(t).exec(`INSERT INTO audit (id, at, who, action, what, decision, digest) VALUES (?, ?, ?, ?, ?, ?, ?)`,
-		plane.NewAuditID(at), plane.Micros(at), e.Who, e.Action, e.What, e.Decision, e.Digest)
-	return err
-}
-
-// Audit returns the latest entries, newest first.
-func (s *Store) Audit(ctx context.Context, limit int) ([]plane.AuditEntry, error) {
-	var out []plane.AuditEntry
-	err := s.each(ctx, func(r *sql.Rows) error {
-		var e plane.AuditEntry
-		var at int64
-		if err := r.Scan(&at, &e.Who, &e.Action, &e.What, &e.Decision, &e.Digest); err != nil {
-			return err
-		}
-		e.At = plane.FromMicros(at)
-		out = append(out, e)
-		return nil
-	}, `SELECT at, who, action, what, decision, digest FROM audit ORDER BY at DESC, id DESC LIMIT ?`, limit)
-	return out, err
-}

@@ -10,7 +10,7 @@ import (
 )
 
 const runColumns = `id, agent, principal, prompt, state, waiting_for, reason, answer, turns, fence, owner, lease_until,
-	created_at, ended_at, spent, cancel, caller`
+	created_at, ended_at, spent, cancel, caller, parent, round, conversation, labels`
 
 // StoredRun is a run as the table has it: prompt and answer still sealed.
 type StoredRun = struct {
@@ -23,7 +23,7 @@ func scanRun(r *sql.Rows) (StoredRun, error) {
 	var lease, created, ended, spent, cancel int64
 	var caller string
 	err := r.Scan(&v.ID, &v.Agent, &v.Principal, &v.SealedPrompt, &v.State, &v.WaitingFor, &v.Reason, &v.SealedAnswer, &v.Turns,
-		&v.Fence, &v.Owner, &lease, &created, &ended, &spent, &cancel, &caller)
+		&v.Fence, &v.Owner, &lease, &created, &ended, &spent, &cancel, &caller, &v.Parent, &v.Round, &v.Conversation, &v.Labels)
 	if err != nil {
 		return v, err
 	}
@@ -46,8 +46,11 @@ func (s *Store) InsertRun(t plane.Tx, r *plane.Run, sealedPrompt []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = own(t).exec(`INSERT INTO runs (`+runColumns+`) VALUES (?, ?, ?, ?, 'queued', '', '', ?, 0, 0, '', 0, ?, 0, 0, 0, ?)`,
-		r.ID, r.Agent, r.Principal, sealedPrompt, []byte{}, plane.Micros(t.Now()), string(caller))
+	_, err = own(t).exec(`INSERT INTO runs (`+runColumns+`) VALUES (?, ?, ?, ?, 'queued', '', '', ?, 0, 0, '', 0, ?, 0, 0, 0, ?, ?, ?, ?, ?)`,
+		r.ID, r.Agent, r.Principal, sealedPrompt, []byte{}, plane.Micros(t.Now()), string(caller), r.Parent, r.Round, r.Conversation, r.Labels)
+	if IsUnique(err) {
+		return plane.Errorf(plane.Conflict, "The round has begun already.").Because(err)
+	}
 	return err
 }
 
@@ -140,13 +143,30 @@ func (s *Store) LeaveRun(t plane.Tx, r *plane.Run, sealedAnswer []byte) error {
 	res, err := own(t).exec(`UPDATE runs SET state = ?, waiting_for = ?, reason = ?, answer = ?, ended_at = ?, spent = ?, owner = '', lease_until = 0
 		WHERE id = ? AND fence = ? AND state = 'running'`,
 		r.State, r.WaitingFor, r.Reason, sealedAnswer, ended, r.Spent.Microseconds(), r.ID, r.Fence)
-	return exactly(res, err, 1, lostRun())
+	if err := exactly(res, err, 1, lostRun()); err != nil || ended == 0 {
+		return err
+	}
+	return s.endCalls(own(t), r.ID, "The run ended before this call was sent.")
+}
+
+// endCalls ends what a run that is over had planned or asked people about.
+func (s *Store) endCalls(x *tx, run plane.RunID, why string) error {
+	_, err := x.exec(`UPDATE calls SET state = 'failed', reason = ?, done_at = ? WHERE run = ? AND fence > 0 AND state IN ('planned', 'awaiting_approval')`, why, plane.Micros(x.now), run)
+	if err == nil {
+		_, err = x.exec(`UPDATE approvals SET state = 'expired' WHERE run = ? AND state = 'pending'`, run)
+	}
+	return err
 }
 
 // RequeueRun lets a run that waits for a person go on. It reports whether the
 // run waited, and changes nothing otherwise.
 func (s *Store) RequeueRun(t plane.Tx, id plane.RunID) (bool, error) {
-	res, err := own(t).exec(`UPDATE runs SET state = 'queued', waiting_for = '', reason = '' WHERE id = ? AND state = 'waiting'`, id)
+	x := own(t)
+	// Its holder may be about to let it wait: whoever is second sees what the first did.
+	if _, err := x.exec(`UPDATE runs SET state = state WHERE id = ?`, id); err != nil {
+		return false, err
+	}
+	res, err := x.exec(`UPDATE runs SET state = 'queued', waiting_for = '', reason = '' WHERE id = ? AND state = 'waiting'`, id)
 	if err != nil {
 		return false, err
 	}
@@ -162,8 +182,10 @@ func (s *Store) AskCancel(t plane.Tx, id plane.RunID, reason string) (ended bool
 	if err != nil {
 		return false, err
 	}
-	if n, err := res.RowsAffected(); err != nil || n == 1 {
-		return n == 1, err
+	if n, err := res.RowsAffected(); err != nil {
+		return false, err
+	} else if n == 1 {
+		return true, s.endCalls(x, id, "The run was cancelled.")
 	}
 	res, err = x.exec(`UPDATE runs SET cancel = 1 WHERE id = ? AND state = 'running'`, id)
 	return false, exactly(res, err, 1, plane.Errorf(plane.Conflict, "The run has ended already."))
@@ -221,5 +243,28 @@ func (s *Store) Messages(ctx context.Context, run plane.RunID) ([][]byte, error)
 		out = append(out, b)
 		return err
 	}, `SELECT body FROM messages WHERE run = ? ORDER BY seq`, run)
+	return out, err
+}
+
+// WaitsStill reports whether a run that was just left to wait has something to wait
+// for: a call whose approval is pending, an unknown one, or a round under way.
+func (s *Store) WaitsStill(t plane.Tx, id plane.RunID) (bool, error) {
+	n := 0
+	err := own(t).each(func(r *sql.Rows) error { return r.Scan(&n) }, `SELECT
+		(SELECT COUNT(*) FROM approvals a WHERE a.run = ? AND a.state = 'pending' AND a.expires_at > ?) +
+		(SELECT COUNT(*) FROM calls WHERE run = ? AND fence > 0 AND state = 'unknown') +
+		(SELECT COUNT(*) FROM runs WHERE parent = ? AND state NOT IN ('succeeded', 'failed', 'cancelled'))`,
+		id, plane.Micros(t.Now()), id, id)
+	return n > 0, err
+}
+
+// Rounds returns the rounds of a pipeline's run, in order.
+func (s *Store) Rounds(ctx context.Context, parent plane.RunID) ([]StoredRun, error) {
+	var out []StoredRun
+	err := s.each(ctx, func(r *sql.Rows) error {
+		v, err := scanRun(r)
+		out = append(out, v)
+		return err
+	}, `SELECT `+runColumns+` FROM runs WHERE parent = ? AND parent <> '' ORDER BY round`, parent)
 	return out, err
 }

@@ -26,11 +26,13 @@ var places = map[string]place{
 	"event":        {table: "run_events", blob: "data", text: "run", num: "seq"},
 	"result.body":  {table: "results", blob: "body", text: "run || ' ' || id"},
 	"result.whole": {table: "results", blob: "whole", text: "run || ' ' || id"},
+	"approval":     {table: "approvals", blob: "args", text: "id"},
+	"memory":       {table: "memories", blob: "body", text: "id"},
 }
 
 // SealedPlaces lists the places of sealed blobs, credentials first.
 func SealedPlaces() []string {
-	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole"}
+	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole", "approval", "memory"}
 }
 
 // The key's id stands in bytes 2 to 9 of a blob (see secret.Ring).

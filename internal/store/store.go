@@ -6,6 +6,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"embed"
@@ -40,11 +41,13 @@ type Options struct {
 	Conns int         // PostgreSQL connections; 0 for 16
 	Clock plane.Clock // nil for the database's own on PostgreSQL, this machine's on SQLite
 	Local plane.Clock // this machine's; nil for the system's
+	Lane  string      // of this process in the audit; empty for main
 }
 
 // Store is an open database. Close it.
 type Store struct {
 	pg     bool
+	lane   string
 	read   *sql.DB
 	write  *sql.DB
 	locks  *sql.DB // PostgreSQL's, see Lock
@@ -58,7 +61,7 @@ type Store struct {
 
 // Open opens the database and brings its schema up to date.
 func Open(ctx context.Context, o Options) (*Store, error) {
-	s := &Store{pg: o.Path == "", clock: o.Clock}
+	s := &Store{pg: o.Path == "", clock: o.Clock, lane: cmp.Or(o.Lane, "main")}
 	if o.Local == nil {
 		o.Local = plane.SystemClock{}
 	}

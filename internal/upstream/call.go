@@ -23,6 +23,7 @@ type Request struct {
 	Extra      json.RawMessage // further members of the params, without braces
 	MaxAge     time.Duration   // of the listing that the fingerprint is checked against
 	Trace      string
+	Key        string // idempotency key
 	Caller     Caller
 
 	// Begin makes the attempt durable; only then bytes leave. Again decides
@@ -35,6 +36,7 @@ type Request struct {
 type Caller struct {
 	Modern       bool            // its era; questions cross none
 	Capabilities json.RawMessage // what it may be asked; nil for nothing
+	Elicits      bool            // by a form
 	LogLevel     string          // of the log messages it wants; empty for none
 	Progress     func(params json.RawMessage)
 	Log          func(params json.RawMessage)
@@ -110,7 +112,7 @@ func endingOf(err error) plane.Ending {
 func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Request) (res Result, end plane.Ending, began bool, err error) {
 	var echoed atomic.Bool
 	defer func() { res.Redacted = res.Redacted || echoed.Load() }()
-	call := mcp.Call{Method: r.Method, Name: r.Name, Arguments: r.Arguments, Extra: r.Extra, Trace: r.Trace,
+	call := mcp.Call{Method: r.Method, Name: r.Name, Arguments: r.Arguments, Extra: r.Extra, Trace: r.Trace, Key: r.Key,
 		LogLevel: r.Caller.LogLevel, Progress: cleanedNote(s, &echoed, r.Caller.Progress), Log: cleanedNote(s, &echoed, r.Caller.Log)}
 	if d := r.Definition; d != nil {
 		if err := p.check(ctx, g, s, d, r.MaxAge); err != nil {

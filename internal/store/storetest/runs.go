@@ -174,7 +174,7 @@ func audit(t *testing.T, s *store.Store, clock *Clock) {
 	})
 	clock.Pass(time.Second)
 	write(t, s, func(tx plane.Tx) error { return s.AddAudit(tx, plane.AuditEntry{Who: "b", Action: "y"}) })
-	got, err := s.Audit(context.Background(), 10)
+	got, err := s.Audit(context.Background(), plane.AuditFilter{Limit: 10})
 	must(t, err)
 	if len(got) != 2 || got[0].Who != "b" || got[1].Decision != "allow" || got[1].At.IsZero() {
 		t.Fatalf("%+v", got)

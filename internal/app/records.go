@@ -1,0 +1,102 @@
+package app
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"time"
+
+	"patchbay/internal/api"
+	"patchbay/internal/ledger"
+	"patchbay/internal/plane"
+	"patchbay/internal/run"
+	"patchbay/internal/store"
+)
+
+// records are what commands show of the record.
+type records struct {
+	*store.Store
+	a *App
+}
+
+// DropRule takes a person's standing word back.
+func (r records) DropRule(ctx context.Context, who plane.Principal, id string) error {
+	return r.Write(ctx, func(t plane.Tx) error {
+		if err := r.Store.DropRule(t, id); err != nil {
+			return err
+		}
+		return r.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "rule.remove", What: id, Decision: "allow"})
+	})
+}
+
+// Verify checks the whole audit, after what is open was sealed.
+func (r records) Verify(ctx context.Context) (ledger.Verified, error) {
+	if err := r.a.auditor().Seal(ctx); err != nil {
+		return ledger.Verified{}, err
+	}
+	return r.a.auditor().Verify(ctx)
+}
+
+func (a *App) auditor() *ledger.Audit {
+	return &ledger.Audit{Store: a.store, Signer: a.ring, Clock: a.o.Clock, Owner: a.peers.name}
+}
+
+// unseal are the arguments that somebody is asked about; those sealed with a key that
+// is gone are left out.
+func (a *App) unseal(p *plane.Approval) string {
+	if len(p.Arguments) == 0 {
+		return ""
+	}
+	b, err := a.ring.Open(run.ApprovalBind(p.ID), p.Arguments)
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// lane names this replica in the audit: where the others reach it, else its host.
+func (c *Config) lane() string {
+	if c.Database == "sqlite" {
+		return "main"
+	}
+	if c.Cluster.Advertise != "" {
+		return c.Cluster.Advertise
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "replica"
+	}
+	return host
+}
+
+// forget sweeps what is older than its retention.
+func (a *App) forget(ctx context.Context) error {
+	now := a.o.Clock.Now()
+	r := a.cfg.Retention
+	for _, s := range []struct {
+		age  time.Duration
+		what func(context.Context, time.Time) error
+	}{{r.Results, a.store.SweepResults}, {r.Events, a.store.SweepEvents}, {r.Records, a.store.SweepRecords}, {r.Records, a.auditor().Cut}} {
+		if s.age <= 0 {
+			continue
+		}
+		if err := s.what(ctx, now.Add(-s.age)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// signingKeys are the public halves of the ring.
+func (a *App) signingKeys() []api.SigningKey {
+	out := []api.SigningKey{}
+	for i, k := range a.ring.PublicKeys() {
+		der, err := x509.MarshalPKIXPublicKey(k.Key)
+		if err != nil {
+			continue // an Ed25519 key always marshals
+		}
+		out = append(out, api.SigningKey{ID: k.ID, Algorithm: "ed25519", Active: i == 0, PEM: string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))})
+	}
+	return out
+}

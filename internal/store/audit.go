@@ -1,0 +1,195 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"slices"
+	"strings"
+	"time"
+
+	"patchbay/internal/plane"
+)
+
+// AddAudit appends an entry to this process's lane.
+func (s *Store) AddAudit(t plane.Tx, e plane.AuditEntry) error {
+	at := e.At
+	if at.IsZero() {
+		at = t.Now()
+	}
+	_, err := own(t).exec(`INSERT INTO audit (lane, id, at, who, action, what, decision, digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)`,
+		s.lane, plane.NewAuditID(at), plane.Micros(at), e.Who, e.Action, e.What, e.Decision, e.Digest)
+	return err
+}
+
+const auditColumns = `lane, id, at, who, action, what, decision, digest, seal`
+
+func scanAudit(r *sql.Rows) (plane.AuditEntry, error) {
+	var e plane.AuditEntry
+	var at int64
+	err := r.Scan(&e.Lane, &e.ID, &at, &e.Who, &e.Action, &e.What, &e.Decision, &e.Digest, &e.Seal)
+	e.At = plane.FromMicros(at)
+	return e, err
+}
+
+// Audit returns the latest entries that a filter lets through, newest first.
+func (s *Store) Audit(ctx context.Context, f plane.AuditFilter) ([]plane.AuditEntry, error) {
+	lanes, err := s.Lanes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []plane.AuditEntry
+	cond, args := auditWhere(f)
+	for _, lane := range lanes {
+		err := s.each(ctx, func(r *sql.Rows) error {
+			e, err := scanAudit(r)
+			out = append(out, e)
+			return err
+		}, `SELECT `+auditColumns+` FROM audit WHERE lane = ?`+cond+` ORDER BY id DESC LIMIT ?`, slices.Concat([]any{lane}, args, []any{f.Limit})...)
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.SortStableFunc(out, func(a, b plane.AuditEntry) int { return strings.Compare(b.ID, a.ID) })
+	return out[:min(len(out), f.Limit)], nil
+}
+
+func auditWhere(f plane.AuditFilter) (cond string, args []any) {
+	and := func(c string, v ...any) {
+		cond += " AND " + c
+		args = append(args, v...)
+	}
+	if f.Who != "" {
+		and("who = ?", f.Who)
+	}
+	if f.Action != "" {
+		and("substr(action, 1, ?) = ?", len([]rune(f.Action)), f.Action)
+	}
+	if f.What != "" {
+		and("substr(what, 1, ?) = ?", len([]rune(f.What)), f.What)
+	}
+	if !f.Since.IsZero() {
+		and("at >= ?", plane.Micros(f.Since))
+	}
+	if !f.Until.IsZero() {
+		and("at < ?", plane.Micros(f.Until))
+	}
+	return cond, args
+}
+
+// Lanes names the lanes of the audit.
+func (s *Store) Lanes(ctx context.Context) ([]string, error) {
+	var out []string
+	seen := ""
+	for {
+		found := false
+		err := s.each(ctx, func(r *sql.Rows) error { found = true; return r.Scan(&seen) },
+			`SELECT lane FROM (SELECT MIN(lane) AS lane FROM audit WHERE lane > ? UNION SELECT MIN(lane) FROM checkpoints WHERE lane > ?) l WHERE lane IS NOT NULL ORDER BY lane LIMIT 1`, seen, seen)
+		if err != nil || !found {
+			return out, err
+		}
+		out = append(out, seen)
+	}
+}
+
+// Seal closes what is open of a lane as one stretch: the entries are given to sign,
+// in the order of their ids with the checkpoint before, and the checkpoint that it
+// returns is stored. It returns false when nothing is open.
+func (s *Store) Seal(t plane.Tx, lane string, most int, sign func(before *plane.Checkpoint, entries []plane.AuditEntry) plane.Checkpoint) (bool, error) {
+	x := own(t)
+	var open []plane.AuditEntry
+	err := x.each(func(r *sql.Rows) error {
+		e, err := scanAudit(r)
+		open = append(open, e)
+		return err
+	}, `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND seal = 0 ORDER BY id LIMIT ?`, lane, most)
+	if err != nil || len(open) == 0 {
+		return false, err
+	}
+	var before *plane.Checkpoint
+	err = x.each(func(r *sql.Rows) error {
+		c, err := scanCheckpoint(r)
+		before = &c
+		return err
+	}, `SELECT `+checkpointColumns+` FROM checkpoints WHERE lane = ? ORDER BY n DESC LIMIT 1`, lane)
+	if err != nil {
+		return false, err
+	}
+	c := sign(before, open)
+	res, err := x.exec(`UPDATE audit SET seal = ? WHERE lane = ? AND seal = 0 AND id <= ?`, c.N, lane, open[len(open)-1].ID)
+	if err := exactly(res, err, int64(len(open)), plane.Errorf(plane.Conflict, "An entry was added while the lane was sealed.")); err != nil {
+		return false, err
+	}
+	_, err = x.exec(`INSERT INTO checkpoints (`+checkpointColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		c.Lane, c.N, c.Entries, c.Last, c.Prev, c.Hash, plane.Micros(c.At), c.Key, c.Sig)
+	if IsUnique(err) {
+		return false, plane.Errorf(plane.Conflict, "Another replica sealed the lane.").Because(err)
+	}
+	return true, err
+}
+
+const checkpointColumns = `lane, n, entries, last, prev, hash, at, key, sig`
+
+func scanCheckpoint(r *sql.Rows) (plane.Checkpoint, error) {
+	var c plane.Checkpoint
+	var at int64
+	err := r.Scan(&c.Lane, &c.N, &c.Entries, &c.Last, &c.Prev, &c.Hash, &at, &c.Key, &c.Sig)
+	c.At = plane.FromMicros(at)
+	return c, err
+}
+
+// Checkpoints returns a lane's checkpoints after a number, in order.
+func (s *Store) Checkpoints(ctx context.Context, lane string, after int64, limit int) ([]plane.Checkpoint, error) {
+	var out []plane.Checkpoint
+	err := s.each(ctx, func(r *sql.Rows) error {
+		c, err := scanCheckpoint(r)
+		out = append(out, c)
+		return err
+	}, `SELECT `+checkpointColumns+` FROM checkpoints WHERE lane = ? AND n > ? ORDER BY n LIMIT ?`, lane, after, limit)
+	return out, err
+}
+
+// Lane calls fn for each entry of a lane in the order of their ids, after one of them,
+// and returns the last id; "" when there are no more.
+func (s *Store) Lane(ctx context.Context, lane, after string, limit int, fn func(plane.AuditEntry)) (last string, err error) {
+	err = s.each(ctx, func(r *sql.Rows) error {
+		e, err := scanAudit(r)
+		last = e.ID
+		fn(e)
+		return err
+	}, `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND id > ? ORDER BY id LIMIT ?`, lane, after, limit)
+	return last, err
+}
+
+// CutAudit forgets whole stretches of a lane that were sealed before a time. The
+// checkpoint at the cut stays: what follows is chained to it.
+func (s *Store) CutAudit(t plane.Tx, lane string, before time.Time) error {
+	x := own(t)
+	var cut int64
+	err := x.each(func(r *sql.Rows) error { return r.Scan(&cut) }, `SELECT COALESCE(MAX(n), 0) FROM checkpoints WHERE lane = ? AND at < ?`, lane, plane.Micros(before))
+	if err != nil || cut == 0 {
+		return err
+	}
+	if _, err := x.exec(`DELETE FROM audit WHERE lane = ? AND seal > 0 AND seal <= ?`, lane, cut); err != nil {
+		return err
+	}
+	_, err = x.exec(`DELETE FROM checkpoints WHERE lane = ? AND n < ?`, lane, cut)
+	return err
+}
+
+// TakeLease makes owner the holder of a lease until a time, if it is free, over, or
+// its own.
+func (s *Store) TakeLease(ctx context.Context, name, owner string, until time.Time) (bool, error) {
+	taken := false
+	err := s.Write(ctx, func(t plane.Tx) error {
+		res, err := own(t).exec(`INSERT INTO leases (name, owner, until) VALUES (?, ?, ?)
+			ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until WHERE leases.owner = excluded.owner OR leases.until < ?`,
+			name, owner, plane.Micros(until), plane.Micros(t.Now()))
+		if err != nil {
+			return err
+		}
+		n, err := res.RowsAffected()
+		taken = n == 1
+		return err
+	})
+	return taken, err
+}
