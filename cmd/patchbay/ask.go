@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,16 +38,23 @@ func (c *askCmd) Run(e *env) error {
 	}
 	w := &watcher{e: e, progress: newProgress(e.err)}
 	defer w.progress.clear()
-	if err := e.client.Events(e.ctx, row.ID, w.event); err != nil {
-		w.progress.clear()
-		w.newline()
-		fmt.Fprintf(e.err, "No longer watching. The run goes on by itself: patchbay runs show %[1]s, or stop it: patchbay runs cancel %[1]s\n", row.ID)
-		if e.ctx.Err() != nil {
-			return exitCode(exitUsage)
+	for {
+		if err := e.client.Events(e.ctx, row.ID, w.seq, w.event); err != nil {
+			w.progress.clear()
+			w.newline()
+			fmt.Fprintf(e.err, "No longer watching. The run goes on by itself: patchbay runs show %[1]s, or stop it: patchbay runs cancel %[1]s\n", row.ID)
+			if e.ctx.Err() != nil {
+				return exitCode(exitUsage)
+			}
+			return err
 		}
-		return err
+		if decided, err := w.decide(); err != nil || !decided {
+			if err != nil {
+				return err
+			}
+			return w.end(row.ID)
+		}
 	}
-	return w.end(row.ID)
 }
 
 // watcher writes a run's answer as it comes.
@@ -59,8 +67,10 @@ type watcher struct {
 		State  string `json:"state"`
 		Reason string `json:"reason"`
 	}
-	waiting []string
-	working []use // tool uses that have no result yet, in order
+	seq     int64    // of the last event
+	waiting []string // calls whose outcome is unknown
+	asked   []string // approvals that wait
+	working []use    // tool uses that have no result yet, in order
 }
 
 type use struct{ id, name string }
@@ -73,7 +83,8 @@ func (w *watcher) event(ev plane.Event) error {
 		}
 		fmt.Fprintf(w.e.out, "%s\n", b)
 	}
-	var d struct{ ID, Text, Name, Call, Server, Reason string }
+	w.seq = max(w.seq, ev.Seq)
+	var d struct{ ID, Text, Name, Call, Server, Reason, Approval, Kind string }
 	json.Unmarshal(ev.Data, &d) // an unknown shape has nothing to show
 	switch ev.Kind {
 	case plane.EventTurnStarted:
@@ -98,7 +109,13 @@ func (w *watcher) event(ev plane.Event) error {
 		}
 	case plane.EventRunNote:
 		w.progress.clear()
+		if d.Kind == "taint" {
+			fmt.Fprintf(w.e.err, "%s: %s\n", d.Server, bridge.Visible(d.Reason))
+			break
+		}
 		fmt.Fprintf(w.e.err, "%s is not available: %s\n", d.Server, bridge.Visible(d.Reason))
+	case plane.EventApprovalRequested:
+		w.asked = append(w.asked, d.Approval)
 	case plane.EventCallUnknown:
 		w.waiting = append(w.waiting, d.Call)
 	case plane.EventRunEnded:
@@ -130,6 +147,9 @@ func (w *watcher) end(id string) error {
 	w.progress.clear()
 	w.newline()
 	switch {
+	case len(w.asked) > 0:
+		fmt.Fprintf(w.e.err, "patchbay: A call waits for a person's approval, and the run with it.\nNext: patchbay approvals show %s\n", w.asked[0])
+		return exitCode(exitFailed)
 	case len(w.waiting) > 0:
 		fmt.Fprintf(w.e.err, "patchbay: It is not known whether a call took effect, so the run waits for you.\nNext: patchbay runs show %s\n", id)
 		return exitCode(exitFailed)
@@ -180,4 +200,38 @@ func (p *progress) clear() {
 		fmt.Fprint(p.w, "\r\x1b[K")
 	}
 	p.timer = nil
+}
+
+// decide asks whoever sits at the terminal about the calls that wait for an approval.
+// It reports whether all of them were decided, so that the run goes on.
+func (w *watcher) decide() (bool, error) {
+	in, ok := w.e.in.(*os.File)
+	if len(w.asked) == 0 || w.e.json || !ok || !isTerminal(in) {
+		return false, nil
+	}
+	w.progress.clear()
+	w.newline()
+	lines := bufio.NewReader(in)
+	for len(w.asked) > 0 {
+		var a command.ApprovalRow
+		if err := w.e.client.Command(w.e.ctx, "approvals.show", command.ApprovalInput{ID: w.asked[0]}, &a); err != nil {
+			return false, err
+		}
+		if a.State == string(plane.ApprovalPending) {
+			fmt.Fprintf(w.e.err, "\n%s wants to call %s at %s: %s.\n  %s\nAllow it? y once, a always, n no, anything else later: ", a.Agent, bridge.Visible(a.Tool), a.Server, a.Why, bridge.Visible(a.Arguments))
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				return false, nil // nobody is there any more
+			}
+			as := map[string]plane.Decision{"y": plane.Approve, "yes": plane.Approve, "a": plane.AlwaysAllow, "always": plane.AlwaysAllow, "n": plane.Deny, "no": plane.Deny}[strings.ToLower(strings.TrimSpace(line))]
+			if as == "" {
+				return false, nil
+			}
+			if err := w.e.client.Command(w.e.ctx, "approvals.decide", command.DecideInput{ID: a.ID, Decision: string(as)}, &command.Decided{}); err != nil {
+				return false, err
+			}
+		}
+		w.asked = w.asked[1:]
+	}
+	return true, nil
 }

@@ -43,7 +43,13 @@ func (e *env) run(cmd *command.Command, in any) error {
 	if err := e.client.Command(e.ctx, cmd.Name, in, out); err != nil {
 		return err
 	}
-	return e.write(out)
+	if err := e.write(out); err != nil {
+		return err
+	}
+	if f, ok := out.(interface{ Failed() bool }); ok && f.Failed() {
+		return exitCode(exitFailed)
+	}
+	return nil
 }
 
 // object reads an object from standard input for "-". What else is no object is

@@ -65,8 +65,8 @@ type Options struct {
 	Who       func(*http.Request) (plane.Principal, error) // the caller, or why there is none
 	MaySee    func(who plane.Principal, run plane.Run) bool
 	Keys      func() []SigningKey // that receipts and checkpoints are signed with, active first
-	MCP       bool                     // servers can be signed in at all
-	Ending    <-chan struct{}          // closed when whoever follows a run must come back elsewhere
+	MCP       bool                // servers can be signed in at all
+	Ending    <-chan struct{}     // closed when whoever follows a run must come back elsewhere
 }
 
 // New makes the surface.

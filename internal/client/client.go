@@ -102,8 +102,7 @@ var ErrStop = errors.New("client: stop")
 
 // Events streams a run's events to fn until the run ends or waits for a person.
 // A broken stream is taken up again where it stopped.
-func (c *Client) Events(ctx context.Context, run string, fn func(plane.Event) error) error {
-	after := int64(0)
+func (c *Client) Events(ctx context.Context, run string, after int64, fn func(plane.Event) error) error {
 	for broken := 0; ; {
 		ended, err := c.eventsOnce(ctx, run, &after, fn)
 		switch {

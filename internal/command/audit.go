@@ -45,12 +45,12 @@ type AuditRow struct {
 // AuditList is entries, newest first.
 type AuditList struct {
 	Entries []AuditRow `json:"entries"`
-	csv     bool
+	Format  string     `json:"format,omitempty"` // as it was asked for
 }
 
 // Text draws them.
 func (o *AuditList) Text(w io.Writer, s Style) {
-	if o.csv {
+	if o.Format == "csv" {
 		c := csv.NewWriter(w)
 		c.Write([]string{"id", "lane", "checkpoint", "at", "who", "action", "what", "decision", "digest"})
 		for _, e := range o.Entries {
@@ -143,7 +143,7 @@ func auditCommands(d Deps) []*Command {
 				if err != nil {
 					return nil, err
 				}
-				out := &AuditList{Entries: []AuditRow{}, csv: in.Format == "csv"}
+				out := &AuditList{Entries: []AuditRow{}, Format: in.Format}
 				for _, e := range all {
 					out.Entries = append(out.Entries, AuditRow{ID: e.ID, Lane: e.Lane, Checkpoint: e.Seal, At: e.At, Who: e.Who, Action: e.Action, What: e.What, Decision: e.Decision, Digest: e.Digest})
 				}

@@ -36,7 +36,9 @@ func (w *worker) wait(ctx context.Context, held []*plane.Call) error {
 
 // leave lets go of the run until what it waits for has come, which it may have by now.
 func (w *worker) leave(ctx context.Context, events ...pending) error {
-	events = append(events, pending{kind: plane.EventRunWaiting, data: map[string]any{"for": w.run.WaitingFor}})
+	if w.run.WaitingFor != waitRound { // nobody has to do anything about that
+		events = append(events, pending{kind: plane.EventRunWaiting, data: map[string]any{"for": w.run.WaitingFor}})
+	}
 	w.run.State, w.run.Spent = plane.RunWaiting, w.spent()
 	return w.commit(context.WithoutCancel(ctx), func(t plane.Tx) error {
 		if err := w.e.o.Store.LeaveRun(t, &w.run, nil); err != nil {
