@@ -147,11 +147,11 @@ func (s *served) follow(id string) (command.RunsShow, []plane.Event) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
 	defer cancel()
 	var evs []plane.Event
-	if err := s.c.Events(ctx, id, func(ev plane.Event) error { evs = append(evs, ev); return nil }); err != nil {
+	if err := s.c.Events(ctx, id, 0, func(ev plane.Event) error { evs = append(evs, ev); return nil }); err != nil {
 		s.t.Fatal(err)
 	}
 	var show command.RunsShow
-	if err := s.do("runs.show", command.RunInput{Run: id}, &show); err != nil {
+	if err := s.do("runs.show", command.RunsShowInput{RunInput: command.RunInput{Run: id}}, &show); err != nil {
 		s.t.Fatal(err)
 	}
 	return show, evs
