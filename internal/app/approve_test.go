@@ -131,7 +131,9 @@ func TestAnApprovalIsForOneVersion(t *testing.T) {
 	show, _ := s.ask("pay", "general")
 	a := s.pending()
 	for _, f := range []func() error{
-		func() error { return s.do("mcp.tool-set", command.ToolSetInput{Name: "up", Tool: "pay", Target: "$.x"}, &command.MCPChanged{}) },
+		func() error {
+			return s.do("mcp.tool-set", command.ToolSetInput{Name: "up", Tool: "pay", Target: "$.x"}, &command.MCPChanged{})
+		},
 		func() error { return s.decide(a.ID, "approve") },
 	} {
 		if err := f(); err != nil {

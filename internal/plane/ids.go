@@ -86,12 +86,19 @@ var sequence struct {
 	used bool
 }
 
+// idsBehind is by how much, in milliseconds, a time may be older than the last one's
+// and still be numbered after it.
+const idsBehind = 2000
+
 // newID writes prefix and a ULID: 48 bits of milliseconds, 80 bits of chance,
 // counted up within a millisecond.
 func newID(prefix string, now time.Time) string {
 	var raw [16]byte
 	ms := uint64(now.UnixMilli())
 	sequence.mu.Lock()
+	if behind := sequence.ms - ms; sequence.used && ms < sequence.ms && behind <= idsBehind {
+		ms = sequence.ms // a transaction's time is a little older than the clock's
+	}
 	if !sequence.used || ms != sequence.ms {
 		var chance [10]byte
 		rand.Read(chance[:]) // never fails: the runtime stops the program instead

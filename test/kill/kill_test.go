@@ -168,11 +168,13 @@ func exercise(t *testing.T, database string, env []string) {
 		started.ID = list.Runs[0].ID
 		tally["seen "+started.ID]++
 		tally[r.finish(started.ID, executed, &mu)]++
+		text, _ := exec.Command(r.bin, "--data", r.data, "--json", "runs", "show", started.ID).Output()
 		cmd.Process.Kill()
 		cmd.Wait()
 		mu.Lock()
 		for key, n := range executed {
 			if n > 1 {
+				t.Logf("%s", text)
 				t.Errorf("%s was executed %d times", key, n)
 			}
 		}
