@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -63,12 +64,18 @@ func newRig(t *testing.T, limits func(*plane.Limits), servers ...server) *rig {
 	}
 	r := &rig{t: t, store: st, spans: tracetest.NewSpanRecorder()}
 	var rules []netguard.Rule
+	elsewhere := map[string]string{}
 	for _, s := range servers {
 		c := plane.Connection{Scope: plane.Scope{Kind: plane.ScopeOrg}, Slug: s.slug, Endpoint: s.fake.Endpoint(), Auth: plane.AuthNone, Enabled: true}
 		if s.change != nil {
 			s.change(&c)
 		}
 		u, _ := url.Parse(c.Endpoint)
+		if u.Scheme == "https" { // it stands in for a server of somebody else's
+			elsewhere[s.slug] = s.fake.URL
+			r.conns = append(r.conns, c)
+			continue
+		}
 		rules = append(rules, netguard.Rule{To: "http://" + u.Host, For: []string{s.slug}})
 		r.conns = append(r.conns, c)
 	}
@@ -87,7 +94,12 @@ func newRig(t *testing.T, limits func(*plane.Limits), servers ...server) *rig {
 		t.Fatal(err)
 	}
 	r.compile()
-	r.pool = upstream.New(upstream.Options{Lender: conns, Transport: guard.Untrusted, Clock: plane.SystemClock{}, Limits: lim,
+	r.pool = upstream.New(upstream.Options{Lender: conns, Transport: func(name string) http.RoundTripper {
+		if at, ok := elsewhere[name]; ok {
+			return standIn(strings.TrimPrefix(at, "http://"))
+		}
+		return guard.Untrusted(name)
+	}, Clock: plane.SystemClock{}, Limits: lim,
 		Info: mcp.Implementation{Name: "test", Version: "1"}, Listed: func(ctx context.Context, g policy.Grant, l catalog.Listed) {
 			if err := r.cats.Adopt(ctx, g, l); err != nil {
 				t.Error(err)
@@ -161,4 +173,13 @@ func whys(s *bridge.Session) string {
 		out = append(out, fmt.Sprintf("%s:%d:%s", v.Slug, v.Tools, v.Why))
 	}
 	return strings.Join(out, "\n")
+}
+
+// standIn takes requests to a server on this machine instead of the one they name.
+type standIn string
+
+func (h standIn) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.URL.Scheme, r.URL.Host = "http", string(h)
+	return http.DefaultTransport.RoundTrip(r)
 }

@@ -277,7 +277,9 @@ func (w *worker) remote(ctx context.Context, u plane.ToolUse, call *plane.Call) 
 	var o plane.ToolOutcome
 	var evs []plane.Event
 	locked := false
-	out, err := w.session.Call(ctx, bridge.In{Alias: u.Name, Arguments: u.Input, Planned: call, Late: w.late(u, call),
+	callCtx, done := w.toTheEnd(ctx)
+	defer done()
+	out, err := w.session.Call(callCtx, bridge.In{Alias: u.Name, Arguments: u.Input, Planned: call, Late: w.late(u, call),
 		Observe: func(t plane.Tx, out *bridge.Out) error {
 			o = plane.ToolOutcome{Text: out.Text, IsError: out.IsError}
 			if call.State == plane.CallUnknown {

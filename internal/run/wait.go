@@ -2,6 +2,7 @@ package run
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"patchbay/internal/bridge"
@@ -167,4 +168,17 @@ func (w *worker) late(u plane.ToolUse, call *plane.Call) func(plane.Tx, *bridge.
 		}
 		return w.e.appendFree(t, w.run.ID, plane.EventCallResolved, map[string]any{"call": call.ID, "tool": call.Alias, "outcome": "answered", "by": "patchbay"})
 	}
+}
+
+// toTheEnd is the context of a call: it ends with the run's, but not because the run was
+// taken over. What the server answers then still says what became of the call.
+func (w *worker) toTheEnd(ctx context.Context) (context.Context, func()) {
+	call, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if cause := context.Cause(ctx); !errors.Is(cause, errLost) {
+			cancel(cause)
+		}
+	})
+	end := context.AfterFunc(w.e.life, func() { cancel(context.Cause(w.e.life)) })
+	return call, func() { stop(); end(); cancel(nil) }
 }
