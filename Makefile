@@ -5,7 +5,7 @@ BIN := bin/patchbay
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bench eval deps clean
+.PHONY: run build test lint pages ci-long race fuzz kill browser conformance faults sample bench eval deps clean
 
 # Builds, and starts everything with a demo server. Needs Go, make and git.
 run: build
@@ -29,7 +29,7 @@ pages:
 
 # What takes minutes: the race detector, fuzzing, kills, a browser, the official
 # suites.
-ci-long: race fuzz kill browser conformance
+ci-long: race fuzz kill browser conformance sample
 
 RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/oauth ./internal/connect ./internal/consent ./internal/authn ./internal/catalog ./internal/bridge
 race: deps
@@ -60,6 +60,15 @@ kill: deps
 browser: deps
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; }
 	go test -tags long -count=1 -timeout 10m -run '^TestSignIn' ./test/e2e
+
+# Random schedules of kills, pauses, lost connections and slow answers, on both
+# databases; ci-long plays a sample of them.
+SCHEDULES ?= 1000
+SAMPLE ?= 60
+faults: build deps
+	go run ./test/faults -bin $(BIN) -schedules $(SCHEDULES) -v
+sample: build deps
+	go run ./test/faults -bin $(BIN) -schedules $(SAMPLE) -v
 
 conformance: build deps
 	go build -o bin/conformance-client ./test/conformance/client

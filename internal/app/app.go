@@ -130,7 +130,7 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 	if err := a.connectAll(ctx); err != nil {
 		return a, err
 	}
-	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: a.ledger, Search: a.cfg.Memory.Search, Agents: agentsOf{a}, Ring: a.ring,
+	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: a.ledger, Lease: a.lease(), Search: a.cfg.Memory.Search, Agents: agentsOf{a}, Ring: a.ring,
 		Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
 	a.surfaces()
 	return a, nil
@@ -324,6 +324,9 @@ func (a *App) Close() error {
 	var errs []error
 	for _, s := range a.servers {
 		s.Close() // Run has drained it; New that failed has none
+	}
+	if a.ledger != nil {
+		a.ledger.Close()
 	}
 	if a.engine != nil {
 		a.engine.Close()

@@ -100,3 +100,15 @@ func (a *App) signingKeys() []api.SigningKey {
 	}
 	return out
 }
+
+// lease says that this process is there, so that its calls are not taken for left behind;
+// nil where it is alone.
+func (a *App) lease() func(context.Context, time.Time) error {
+	if a.store.Kind() == "sqlite" {
+		return nil
+	}
+	return func(ctx context.Context, until time.Time) error {
+		_, err := a.store.TakeLease(ctx, "process/"+a.ledger.Owner, a.ledger.Owner, until)
+		return err
+	}
+}

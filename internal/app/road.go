@@ -56,6 +56,10 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.ledger = ledger.New(a.store, a.o.Clock)
 	a.ledger.Seal = func(id plane.ApprovalID, args []byte) []byte { return a.ring.Seal(run.ApprovalBind(id), args) }
+	if a.store.Kind() != "sqlite" {
+		a.ledger.Owner = a.peers.name
+	}
+	a.ledger.Stall = min(a.ledger.Stall, a.cfg.Limits.RunLease/2)
 	a.bridge = &bridge.Bridge{Policy: a.policy.Load, Catalogs: a.cats, Upstream: a.pool, Ledger: a.ledger,
 		Audit: a.audit, Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Sealer: legs{a.ring}, Names: a.store}
 	if a.bridge.Embeds, err = a.cfg.embedder(); err != nil {

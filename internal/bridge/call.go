@@ -207,7 +207,7 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 		if plane.KindOf(t.err) == plane.Unauthenticated {
 			out.SignIn = tool.Connection
 		}
-		if l != nil || in.Planned == nil && call.State == plane.CallAwaitingApproval { // the call still waits
+		if call.State != plane.CallDispatched && (l != nil || in.Planned == nil && call.State == plane.CallAwaitingApproval) { // the call still waits
 			t.end(out)
 			return out, nil
 		}

@@ -1,6 +1,10 @@
 package ledger
 
-import "patchbay/internal/plane"
+import (
+	"cmp"
+
+	"patchbay/internal/plane"
+)
 
 // Verdict is what an ending proves.
 type Verdict string
@@ -60,7 +64,7 @@ func Outcome(class plane.Class, e plane.Ending) (plane.CallState, string) {
 		return plane.CallSucceeded, ""
 	case Uncertain:
 		if class != plane.Query {
-			return plane.CallUnknown, e.Detail
+			return plane.CallUnknown, cmp.Or(e.Detail, "Nothing proves how the call ended.")
 		}
 	}
 	return plane.CallFailed, e.Detail

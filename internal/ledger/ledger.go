@@ -10,6 +10,8 @@ package ledger
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"patchbay/internal/plane"
@@ -39,7 +41,7 @@ type Calls interface {
 type Reader interface {
 	CallByID(ctx context.Context, id plane.CallID) (plane.Call, error)
 	CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, error)
-	StrandedCalls(ctx context.Context, dispatched, waiting time.Time) ([]plane.Call, error)
+	StrandedCalls(ctx context.Context, now, dispatched, waiting time.Time) ([]plane.Call, error)
 }
 
 // Sources are where observations come from, and the claims that stay.
@@ -59,11 +61,25 @@ type Ledger struct {
 	Seal func(id plane.ApprovalID, arguments []byte) []byte
 	// Patience is how long a call waits for another on the target that it names.
 	Patience time.Duration
+	// Owner names this process, whose lease says that it is there; empty for none.
+	Owner string
+	// Insist is how long a caller waits for the database to take the end of its call.
+	Insist time.Duration
+	// Stall is how long making an attempt durable may take. Whoever was stopped for
+	// longer may have been given up by others: nothing is sent any more.
+	Stall time.Duration
+
+	owed atomic.Int64 // ends of calls that wait for the database
+	done chan struct{}
+	once sync.Once
 }
+
+// Close gives up on what the database does not take.
+func (l *Ledger) Close() { l.once.Do(func() { close(l.done) }) }
 
 // New makes a ledger over a store.
 func New(store Store, clock plane.Clock) *Ledger {
-	return &Ledger{store: store, clock: clock, Patience: patience}
+	return &Ledger{store: store, clock: clock, Patience: patience, Stall: stall, Insist: insist, done: make(chan struct{})}
 }
 
 // MaxAttempts is how often a call may be dispatched: once, and once more on
@@ -72,6 +88,8 @@ const MaxAttempts = 2
 
 const (
 	patience = 10 * time.Second
+	stall    = 5 * time.Second
+	insist   = time.Minute
 	lookFor  = 50 * time.Millisecond // between two looks at a target that is held
 )
 
@@ -101,7 +119,11 @@ func (l *Ledger) Reserve(t plane.Tx, c *plane.Call, e *plane.Evidence) error {
 // When Begin returns nil for an effect, and only then, bytes may leave.
 func (l *Ledger) Begin(ctx context.Context, c *plane.Call) error {
 	for end := l.clock.Now().Add(l.Patience); ; {
+		began := time.Now() // steady, also while the process is stopped
 		err := l.begin(ctx, c)
+		if err == nil && c.Class != plane.Query && time.Since(began) > l.Stall {
+			return plane.Errorf(plane.Conflict, "It took too long to put the call on record; nothing was sent.")
+		}
 		var held *plane.HeldError
 		if !errors.As(err, &held) || held.State != plane.CallDispatched || !l.clock.Now().Before(end) {
 			return err
@@ -116,6 +138,12 @@ func (l *Ledger) Begin(ctx context.Context, c *plane.Call) error {
 
 func (l *Ledger) begin(ctx context.Context, c *plane.Call) error {
 	n := c.Attempts + 1
+	if _, ok := Next(c.State, EvDispatch); !ok && c.State != "" {
+		return plane.Errorf(plane.Conflict, "A %s call is not sent.", c.State)
+	}
+	if c.Fence == 0 {
+		c.Owner = l.Owner
+	}
 	switch {
 	case recorded(c) && (c.Attempts > 0 || c.State != ""):
 		if err := l.store.Write(ctx, func(t plane.Tx) error { return l.store.Dispatch(t, c, n) }); err != nil {

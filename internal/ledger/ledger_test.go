@@ -61,10 +61,12 @@ func TestJudge(t *testing.T) {
 
 // The machine, with every step that does not exist.
 func TestNext(t *testing.T) {
-	states := []plane.CallState{plane.CallPlanned, plane.CallDispatched, plane.CallSucceeded, plane.CallFailed, plane.CallUnknown, plane.CallResolvedDone, plane.CallResolvedNotDone}
-	events := []ledger.Event{ledger.EvDispatch, ledger.EvSucceed, ledger.EvFail, ledger.EvLoseTrack, ledger.EvResolveDone, ledger.EvResolveNotDone}
+	states := []plane.CallState{plane.CallPlanned, plane.CallAwaitingApproval, plane.CallAwaitingInput, plane.CallDispatched, plane.CallSucceeded, plane.CallFailed, plane.CallUnknown, plane.CallResolvedDone, plane.CallResolvedNotDone}
+	events := []ledger.Event{ledger.EvDispatch, ledger.EvAsk, ledger.EvAwait, ledger.EvSucceed, ledger.EvFail, ledger.EvLoseTrack, ledger.EvResolveDone, ledger.EvResolveNotDone}
 	want := map[string]plane.CallState{
 		"planned dispatch": plane.CallDispatched, "planned fail": plane.CallFailed, "dispatched dispatch": plane.CallDispatched,
+		"planned await_approval": plane.CallAwaitingApproval, "awaiting_approval dispatch": plane.CallDispatched, "awaiting_approval fail": plane.CallFailed,
+		"dispatched ask": plane.CallAwaitingInput, "awaiting_input dispatch": plane.CallDispatched, "awaiting_input fail": plane.CallFailed, "awaiting_input lose_track": plane.CallUnknown,
 		"dispatched succeed": plane.CallSucceeded, "dispatched fail": plane.CallFailed, "dispatched lose_track": plane.CallUnknown,
 		"unknown resolve_done": plane.CallResolvedDone, "unknown resolve_not_done": plane.CallResolvedNotDone,
 	}

@@ -11,7 +11,7 @@ import (
 // before a time at which none of them can be under way any more, and effects that
 // have waited for input for longer than that and plane.InputLife.
 func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
-	stranded, err := l.store.StrandedCalls(ctx, before, before.Add(-plane.InputLife))
+	stranded, err := l.store.StrandedCalls(ctx, l.clock.Now(), before, before.Add(-plane.InputLife))
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"time"
 
 	"patchbay/internal/plane"
 )
@@ -20,22 +21,27 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Settlement
 	c.State, c.Reason = to, reason
 	c.DoneAt = l.clock.Now()
 	row := *c
-	write := func(t plane.Tx) error {
-		switch {
-		case !inserted:
+	late := false
+	write := func(t plane.Tx) (err error) {
+		late = false
+		if !inserted {
 			if err := l.store.InsertCall(t, &row); err != nil {
 				return err
 			}
-		default:
-			if err := l.store.MoveCall(t, &row, from); err != nil {
+		} else if late, err = l.move(t, &row, from, verdict); err != nil {
+			return err
+		}
+		if late {
+			if err := l.onRecord(t, &row); err != nil || end.Late == nil {
 				return err
 			}
-			if from == plane.CallDispatched && !plain(&row, verdict) {
-				// Again has closed it already where a second attempt was not reached.
-				a := plane.Attempt{Call: row.ID, N: attempted, At: row.PlannedAt, Outcome: string(verdict), Detail: end.Detail}
-				if err := ignoreConflict(l.store.EndAttempt(t, a)); err != nil {
-					return err
-				}
+			return end.Late(t)
+		}
+		if inserted && from == plane.CallDispatched && !plain(&row, verdict) {
+			// Again has closed it already where a second attempt was not reached.
+			a := plane.Attempt{Call: row.ID, N: attempted, At: row.PlannedAt, Outcome: string(verdict), Detail: end.Detail}
+			if err := ignoreConflict(l.store.EndAttempt(t, a)); err != nil {
+				return err
 			}
 		}
 		if err := l.observed(t, &row); err != nil || end.Observe == nil {
@@ -50,11 +56,76 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Settlement
 		}
 		// More waits than the database takes: this caller waits for its own.
 	}
-	err := l.store.Write(ctx, write)
-	if plane.KindOf(err) == plane.Conflict && from == plane.CallDispatched {
-		return l.late(ctx, &row, end, verdict, err)
+	if err := l.insist(ctx, c, write); err != nil {
+		return err
 	}
-	return err
+	if c.State = row.State; late && c.Fence > 0 {
+		return plane.Errorf(plane.Conflict, "The run has another holder, which goes on with what was answered.")
+	}
+	return nil
+}
+
+// insist writes the end of a call although the database may be gone for a while: what
+// is known of an effect must not be lost over it. What a client's call owes is written
+// some time, as long as the process lives.
+func (l *Ledger) insist(ctx context.Context, c *plane.Call, write func(plane.Tx) error) error {
+	pause := 50 * time.Millisecond
+	for began := time.Now(); ; pause = min(2*pause, time.Second) {
+		err := l.store.Write(ctx, write)
+		if plane.KindOf(err) != plane.Unavailable {
+			return err
+		}
+		if time.Since(began) > l.Insist {
+			if c.Fence == 0 && l.owed.Add(1) <= maxOwed {
+				go l.owe(context.WithoutCancel(ctx), write)
+			}
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-l.done:
+			return err
+		}
+	}
+}
+
+// maxOwed bounds the ends of calls that wait for the database.
+const maxOwed = 4096
+
+func (l *Ledger) owe(ctx context.Context, write func(plane.Tx) error) {
+	defer l.owed.Add(-1)
+	for {
+		select {
+		case <-time.After(time.Second):
+		case <-l.done:
+			return
+		}
+		if plane.KindOf(l.store.Write(ctx, write)) != plane.Unavailable {
+			return
+		}
+	}
+}
+
+// move takes a call to its end. One that was given up for unknown while its answer was
+// on its way is settled by the answer, and nobody has to say what became of it.
+func (l *Ledger) move(t plane.Tx, row *plane.Call, from plane.CallState, v Verdict) (late bool, err error) {
+	err = l.store.MoveCall(t, row, from)
+	if plane.KindOf(err) != plane.Conflict || from != plane.CallDispatched || row.Class == plane.Query || v == Uncertain {
+		return false, err
+	}
+	after := *row
+	after.State, after.ResolvedBy, after.Note, after.Hold = plane.CallResolvedNotDone, "patchbay", "The server's answer came after all.", ""
+	if v == Answered {
+		after.State = plane.CallResolvedDone
+	}
+	if l.store.MoveCall(t, &after, plane.CallUnknown) != nil {
+		return false, err // a person was first, or a new attempt is under way
+	}
+	*row = after
+	if row.Evidence != "" && v == Answered {
+		return true, l.store.ObserveEvidence(t, row)
+	}
+	return true, nil
 }
 
 // observed is what goes with the end of a call: its evidence and its audit entry.
@@ -70,41 +141,6 @@ func (l *Ledger) observed(t plane.Tx, row *plane.Call) error {
 // onRecord puts a call's state into the audit: digests, never arguments.
 func (l *Ledger) onRecord(t plane.Tx, c *plane.Call) error {
 	return l.store.AddAudit(t, plane.AuditEntry{Who: c.Principal, Action: "call", What: string(c.ID), Decision: string(c.State), Digest: c.ArgsDigest})
-}
-
-// late settles a call that was given up for unknown while its answer was on its way:
-// the answer says what became of it, and nobody has to.
-func (l *Ledger) late(ctx context.Context, c *plane.Call, end plane.Settlement, v Verdict, was error) error {
-	if c.Class == plane.Query || v == Uncertain {
-		return was
-	}
-	row := *c
-	row.State, row.Reason, row.ResolvedBy, row.Note = plane.CallResolvedNotDone, c.Reason, "patchbay", "The server's answer came after all."
-	if v == Answered {
-		row.State = plane.CallResolvedDone
-	}
-	err := l.store.Write(ctx, func(t plane.Tx) error {
-		if err := l.store.MoveCall(t, &row, plane.CallUnknown); err != nil {
-			return err
-		}
-		if row.Evidence != "" && v == Answered {
-			if err := l.store.ObserveEvidence(t, &row); err != nil {
-				return err
-			}
-		}
-		if err := l.onRecord(t, &row); err != nil || end.Late == nil {
-			return err
-		}
-		return end.Late(t)
-	})
-	if err != nil {
-		return was // a person was first, or a new attempt is under way
-	}
-	c.State = row.State
-	if c.Fence > 0 {
-		return was // the run has another holder; it goes on with what was observed
-	}
-	return nil
 }
 
 // plain is a session's call that was answered at its first attempt: the call's own row

@@ -58,6 +58,7 @@ type Call struct {
 	Evidence    EvidenceID // the reservation of its source, of own runs
 	Result      string     // hex SHA-256 of what the server answered
 	Proof       string     // what a completion contract recorded, as JSON
+	Owner       string     // the process that sends a session's call
 	Hold        string     // why a settled effect keeps its claim; not stored
 	Waited      bool       // it asked for input once: its row is there whatever its class; not stored
 }

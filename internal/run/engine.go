@@ -54,8 +54,10 @@ type Options struct {
 	Tracer trace.Tracer
 	Log    *slog.Logger
 	Owner  string // names this process in leases
-	Sole   bool   // nobody else uses the database: old leases mean nothing
-	Search bool   // memories rest in a full-text index too, in the clear
+	// Lease says for a while that this process is there; nil where nobody else asks.
+	Lease  func(ctx context.Context, until time.Time) error
+	Sole   bool // nobody else uses the database: old leases mean nothing
+	Search bool // memories rest in a full-text index too, in the clear
 }
 
 // Engine starts, holds and resumes runs.
@@ -98,6 +100,7 @@ func (e *Engine) Start(ctx context.Context) error {
 	if err := e.recoverSessions(ctx, e.o.Sole); err != nil {
 		return err
 	}
+	e.renew()
 	e.workers.Go(e.dispatch)
 	e.nudge()
 	return nil
@@ -142,9 +145,24 @@ func (e *Engine) nudge() {
 // lookEvery is how often due runs are looked for when nothing nudges: for those
 // whose holder on another replica died.
 const (
-	lookEvery    = 2 * time.Second
-	recoverEvery = 30 // ticks
+	lookEvery  = 2 * time.Second
+	maxRecover = 15 // ticks
 )
+
+// recoverEvery is after how many ticks calls that were left behind are looked for.
+func (e *Engine) recoverEvery() int {
+	return max(1, min(maxRecover, int(e.o.Limits.RunLease/lookEvery)))
+}
+
+// renew says that this process is there, for two ticks more than a run's lease.
+func (e *Engine) renew() {
+	if e.o.Lease == nil {
+		return
+	}
+	if err := e.o.Lease(e.drained, e.o.Clock.Now().Add(e.o.Limits.RunLease+2*lookEvery)); err != nil && e.drained.Err() == nil {
+		e.o.Log.Warn("the other replicas could not be told that this one is there", "err", err)
+	}
+}
 
 func (e *Engine) dispatch() {
 	tick := time.NewTicker(lookEvery)
@@ -159,7 +177,8 @@ func (e *Engine) dispatch() {
 			if err := e.Expire(e.drained); err != nil && e.drained.Err() == nil {
 				e.o.Log.Warn("looking for approvals that nobody gave failed", "err", err)
 			}
-			if n%recoverEvery == 0 {
+			e.renew()
+			if n%e.recoverEvery() == 0 {
 				if err := e.recoverSessions(e.drained, false); err != nil && e.drained.Err() == nil {
 					e.o.Log.Warn("looking for calls left behind failed", "err", err)
 				}

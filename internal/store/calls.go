@@ -10,14 +10,14 @@ import (
 
 const callColumns = `id, run, agent, principal, connection, version, server, tool, alias, tool_use, fingerprint, class,
 	args_digest, state, reason, attempts, planned_at, done_at, bytes, replaces, fence, resolved_by, note,
-	target, spec, idem, approval, evidence, result, proof`
+	target, spec, idem, approval, evidence, result, proof, owner`
 
 func scanCall(r *sql.Rows) (plane.Call, error) {
 	var c plane.Call
 	var planned, done int64
 	err := r.Scan(&c.ID, &c.Run, &c.Agent, &c.Principal, &c.Connection, &c.Version, &c.Server, &c.Tool, &c.Alias, &c.ToolUse,
 		&c.Fingerprint, &c.Class, &c.ArgsDigest, &c.State, &c.Reason, &c.Attempts, &planned, &done, &c.Bytes,
-		&c.Replaces, &c.Fence, &c.ResolvedBy, &c.Note, &c.Target, &c.Spec, &c.Idem, &c.Approval, &c.Evidence, &c.Result, &c.Proof)
+		&c.Replaces, &c.Fence, &c.ResolvedBy, &c.Note, &c.Target, &c.Spec, &c.Idem, &c.Approval, &c.Evidence, &c.Result, &c.Proof, &c.Owner)
 	c.PlannedAt, c.DoneAt = plane.FromMicros(planned), plane.FromMicros(done)
 	return c, err
 }
@@ -25,7 +25,7 @@ func scanCall(r *sql.Rows) (plane.Call, error) {
 func callArgs(c *plane.Call) []any {
 	return []any{c.ID, c.Run, c.Agent, c.Principal, c.Connection, c.Version, c.Server, c.Tool, c.Alias, c.ToolUse, c.Fingerprint, c.Class,
 		c.ArgsDigest, c.State, c.Reason, c.Attempts, plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), c.Bytes,
-		c.Replaces, c.Fence, c.ResolvedBy, c.Note, c.Target, c.Spec, c.Idem, c.Approval, c.Evidence, c.Result, c.Proof}
+		c.Replaces, c.Fence, c.ResolvedBy, c.Note, c.Target, c.Spec, c.Idem, c.Approval, c.Evidence, c.Result, c.Proof, c.Owner}
 }
 
 // InsertCall adds a call as it is: planned, or settled already.
@@ -36,7 +36,7 @@ func (s *Store) InsertCall(t plane.Tx, c *plane.Call) error {
 }
 
 // callMarks stand for callArgs.
-const callMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?`
+const callMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?`
 
 // standing is the condition that a dispatch re-checks in the database: the
 // connection is enabled and at the version that was offered; the run, where there is
@@ -74,13 +74,15 @@ func (s *Store) InsertDispatched(t plane.Tx, c *plane.Call) error {
 	return s.take(x, c)
 }
 
-// Dispatch moves a call from planned, from waiting for somebody, or from a dispatch
-// that proved to have done nothing, to its n-th attempt, if it still stands.
+// Dispatch moves a call from planned, from waiting for somebody, or from a dispatch of
+// which it is on record that nothing ran, or, a query's, that it was lost, to its n-th
+// attempt, if it still stands.
 func (s *Store) Dispatch(t plane.Tx, c *plane.Call, n int) error {
 	x := own(t)
-	res, err := x.exec(`UPDATE calls SET state = 'dispatched', attempts = ?, approval = COALESCE(NULLIF(?, ''), approval), proof = COALESCE(NULLIF(?, ''), proof) WHERE id = ? AND attempts = ?
-		AND state IN ('planned', 'dispatched', 'awaiting_input', 'awaiting_approval') AND`+standing,
-		append([]any{n, c.Approval, c.Proof, c.ID, n - 1}, standingArgs(c)...)...)
+	res, err := x.exec(`UPDATE calls SET state = 'dispatched', attempts = ?, approval = COALESCE(NULLIF(?, ''), approval), proof = COALESCE(NULLIF(?, ''), proof), owner = ? WHERE id = ? AND attempts = ?
+		AND (state IN ('planned', 'awaiting_input', 'awaiting_approval') OR state = 'dispatched'
+			AND EXISTS (SELECT 1 FROM attempts WHERE call = ? AND n = ? AND outcome IN ('nothing_ran', 'lost'))) AND`+standing,
+		append([]any{n, c.Approval, c.Proof, c.Owner, c.ID, n - 1, c.ID, n - 1}, standingArgs(c)...)...)
 	if err := s.stands(x, c, res, err); err != nil {
 		return err
 	}
@@ -176,11 +178,14 @@ func (s *Store) CallsOfRun(ctx context.Context, run plane.RunID) ([]plane.Call, 
 	return out, err
 }
 
-// StrandedCalls are calls of sessions that are not runs, dispatched or waiting for
-// input since before a time each, and never settled.
-func (s *Store) StrandedCalls(ctx context.Context, dispatched, waiting time.Time) ([]plane.Call, error) {
-	out, err := s.callsWhere(ctx, `state = 'dispatched' AND fence = 0 AND planned_at < ?
-		AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.call = calls.id AND a.outcome = '' AND a.at >= ?)`, plane.Micros(dispatched), plane.Micros(dispatched))
+// StrandedCalls are calls of sessions that are not runs and that nobody settles any
+// more: dispatched before a time, or by a process whose lease was over at now; or
+// waiting for input since before another time.
+func (s *Store) StrandedCalls(ctx context.Context, now, dispatched, waiting time.Time) ([]plane.Call, error) {
+	out, err := s.callsWhere(ctx, `state = 'dispatched' AND fence = 0 AND (planned_at < ?
+		AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.call = calls.id AND a.outcome = '' AND a.at >= ?)
+		OR owner <> '' AND NOT EXISTS (SELECT 1 FROM leases WHERE name = 'process/' || calls.owner AND until >= ?))`,
+		plane.Micros(dispatched), plane.Micros(dispatched), plane.Micros(now))
 	if err != nil {
 		return nil, err
 	}

@@ -78,7 +78,7 @@ func (s *Store) RevokedSessions(ctx context.Context, now time.Time) (map[string]
 func (s *Store) SweepSessions(ctx context.Context) error {
 	return s.Write(ctx, func(t plane.Tx) error {
 		x := own(t)
-		for _, q := range []string{`DELETE FROM session_revocations WHERE until <= ?`, `DELETE FROM replicas WHERE until <= ?`} {
+		for _, q := range []string{`DELETE FROM session_revocations WHERE until <= ?`, `DELETE FROM replicas WHERE until <= ?`, `DELETE FROM leases WHERE until <= ?`} {
 			if _, err := x.exec(q, plane.Micros(t.Now())); err != nil {
 				return err
 			}

@@ -178,7 +178,7 @@ type batcher struct {
 
 	mu      sync.Mutex
 	closed  bool
-	lazy    []func(plane.Tx) error
+	lazy    []job
 	armed   bool
 	due     bool
 	wake    chan struct{}
@@ -188,8 +188,9 @@ type batcher struct {
 }
 
 type job struct {
-	fn   func(plane.Tx) error
-	done chan error
+	fn    func(plane.Tx) error
+	done  chan error
+	tries int // of what is written behind
 }
 
 func newBatcher(s *Store) *batcher {
@@ -200,7 +201,7 @@ func newBatcher(s *Store) *batcher {
 }
 
 func (b *batcher) do(ctx context.Context, fn func(plane.Tx) error) error {
-	j := job{fn, make(chan error, 1)}
+	j := job{fn: fn, done: make(chan error, 1)}
 	select {
 	case b.jobs <- j:
 	case <-b.quit:
@@ -220,44 +221,6 @@ func (b *batcher) do(ctx context.Context, fn func(plane.Tx) error) error {
 			return plane.Errorf(plane.Unavailable, "The database is closed.")
 		}
 	}
-}
-
-func (b *batcher) later(fn func(plane.Tx) error) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return plane.Errorf(plane.Unavailable, "The database is closed.")
-	}
-	if len(b.lazy) >= maxLazy {
-		return plane.Errorf(plane.Limited, "Too much waits to be written.")
-	}
-	b.lazy = append(b.lazy, fn)
-	if !b.armed {
-		b.armed = true
-		time.AfterFunc(lazyDelay, func() {
-			b.mu.Lock()
-			b.due = true
-			b.mu.Unlock()
-			select {
-			case b.wake <- struct{}{}:
-			default:
-			}
-		})
-	}
-	return nil
-}
-
-// takeLazy takes what waits lazily, when its time has come or there is much of it:
-// written together it costs less than a bit of it with every commit.
-func (b *batcher) takeLazy(now bool) []func(plane.Tx) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !now && !b.due && len(b.lazy) < maxLazy/4 {
-		return nil
-	}
-	out := b.lazy
-	b.lazy, b.armed, b.due = nil, false, false
-	return out
 }
 
 func (b *batcher) close() {
@@ -333,9 +296,7 @@ func (b *batcher) count(writes int) {
 
 // commit writes the batch, and whatever waits lazily, as one transaction.
 func (b *batcher) commit(batch []job) {
-	for _, fn := range b.takeLazy(len(batch) == 0) {
-		batch = append(batch, job{fn: fn})
-	}
+	batch = append(batch, b.takeLazy(len(batch) == 0)...)
 	if len(batch) == 0 {
 		return
 	}
@@ -350,9 +311,10 @@ func (b *batcher) commit(batch []job) {
 		errs = b.writeSQLite(batch)
 	}
 	for i, j := range batch {
-		if j.done != nil {
+		switch {
+		case j.done != nil:
 			j.done <- errs[i]
-		} else if errs[i] != nil {
+		case errs[i] != nil && isOurs(errs[i]) && plane.KindOf(errs[i]) != plane.Unavailable, errs[i] != nil && !b.again(j):
 			b.mu.Lock()
 			b.dropped = errs[i]
 			b.mu.Unlock()

@@ -152,7 +152,7 @@ func writeBehind(t *testing.T, s *store.Store, _ *Clock) {
 	for i := range 50 {
 		must(t, s.WriteBehind(func(tx plane.Tx) error { return s.SetMeta(tx, fmt.Sprint("b", i), "v") }))
 	}
-	must(t, s.WriteBehind(func(plane.Tx) error { return errors.New("one is bad") }))
+	must(t, s.WriteBehind(func(plane.Tx) error { return plane.Errorf(plane.Conflict, "one is bad") }))
 	for end := time.Now().Add(5 * time.Second); getMeta(t, s, "b49") == ""; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("never written")
@@ -295,6 +295,10 @@ func dispatchStands(t *testing.T, s *store.Store, clock *Clock) {
 	must(t, dispatch(ok))
 	wantKind(t, dispatch(ok), plane.Conflict) // the first attempt is taken
 	ok.Attempts = 1
+	wantKind(t, dispatch(ok), plane.Conflict) // nothing proves that the first did nothing
+	write(t, s, func(tx plane.Tx) error {
+		return s.EndAttempt(tx, plane.Attempt{Call: ok.ID, N: 1, Outcome: "nothing_ran"})
+	})
 	must(t, dispatch(ok))
 	old := plan()
 	old.Version = 0

@@ -6,6 +6,7 @@ ALTER TABLE calls ADD COLUMN approval TEXT NOT NULL DEFAULT '';
 ALTER TABLE calls ADD COLUMN evidence TEXT NOT NULL DEFAULT '';
 ALTER TABLE calls ADD COLUMN result TEXT NOT NULL DEFAULT '';
 ALTER TABLE calls ADD COLUMN proof TEXT NOT NULL DEFAULT '';
+ALTER TABLE calls ADD COLUMN owner TEXT NOT NULL DEFAULT '';
 DROP INDEX calls_open;
 CREATE INDEX calls_open ON calls (state) WHERE state IN ('dispatched', 'unknown', 'awaiting_approval');
 CREATE TABLE claims (
@@ -158,5 +159,5 @@ ALTER TABLE runs DROP COLUMN labels; ALTER TABLE runs DROP COLUMN conversation; 
 DROP TABLE memory_index; DROP TABLE memories; DROP TABLE lineage; DROP TABLE evidence; DROP TABLE rules; DROP TABLE approvals; DROP TABLE claims;
 DROP INDEX calls_open;
 CREATE INDEX calls_open ON calls (state) WHERE state IN ('dispatched', 'unknown');
-ALTER TABLE calls DROP COLUMN proof; ALTER TABLE calls DROP COLUMN result; ALTER TABLE calls DROP COLUMN evidence; ALTER TABLE calls DROP COLUMN approval;
+ALTER TABLE calls DROP COLUMN owner; ALTER TABLE calls DROP COLUMN proof; ALTER TABLE calls DROP COLUMN result; ALTER TABLE calls DROP COLUMN evidence; ALTER TABLE calls DROP COLUMN approval;
 ALTER TABLE calls DROP COLUMN idem; ALTER TABLE calls DROP COLUMN spec; ALTER TABLE calls DROP COLUMN target;
