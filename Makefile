@@ -54,6 +54,7 @@ fuzz: deps
 
 KILLS ?= 20
 kill: deps
+	@command -v strace >/dev/null || { apt-get update -q && apt-get install -y -q strace; }
 	KILLS=$(KILLS) go test -tags long -count=1 -timeout 40m -v ./test/kill
 
 # Signing in at authorization servers that nobody here wrote, with Chromium.

@@ -12,6 +12,8 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"patchbay/internal/app"
 	"patchbay/internal/client"
 	"patchbay/internal/command"
@@ -219,5 +221,58 @@ func TestALateAnswerSettlesItsCall(t *testing.T) {
 	show = b.ended(row.ID)
 	if show.Run.State != "succeeded" || show.Calls[0].State != string(plane.CallResolvedDone) || show.Calls[0].ResolvedBy != "patchbay" || !strings.Contains(show.Run.Answer, "paid at last") || len(m.Calls()) != 1 {
 		t.Errorf("%+v, %d payments", show, len(m.Calls()))
+	}
+}
+
+// The database is gone while a server answers: what it answered is put on record when
+// the database is back, of a run and of a client, and nobody has to say what became of it.
+func TestAnAnswerOutlivesTheDatabasesAbsence(t *testing.T) {
+	pg := cluster(t)
+	p := newProxy(t, pg.URL)
+	m := fake.NewMCP(t, fake.Tool("pay", ""))
+	begun := make(chan struct{}, 2)
+	release := make(chan struct{})
+	m.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		begun <- struct{}{}
+		<-release
+		return fake.Text("paid"), nil
+	})
+	s := start(t, "", onPostgres(p.url, "limits: {run_lease: 1s}\n"+scripted(`[{calls: [{tool: mcp__up__pay, input: {x: run}}]}, {say: "it said {{last}}"}]`)+
+		fmt.Sprintf("org: {connections: {up: {url: %q, targets: {pay: $.x}}}}\n", m.Endpoint())+allow("up", m.URL)))
+	c := s.plug("general", s.agentToken("general"), "2025-11-25", nil)
+	var row command.RunRow
+	if err := s.do("runs.start", command.RunsStartInput{Prompt: "pay", Agent: "general"}, &row); err != nil {
+		t.Fatal(err)
+	}
+	said := make(chan string, 1)
+	go func() {
+		r, err := c.CallTool(t.Context(), &sdk.CallToolParams{Name: "mcp__up__pay", Arguments: map[string]any{"x": "client"}})
+		if err != nil {
+			said <- err.Error()
+			return
+		}
+		said <- textOf(r)
+	}()
+	<-begun
+	<-begun
+	p.cut()
+	close(release)
+	time.Sleep(4 * time.Second)
+	p.mend()
+	if got := <-said; got != "paid" {
+		t.Errorf("the client was told %q", got)
+	}
+	show := s.ended(row.ID)
+	if show.Run.State != "succeeded" || !strings.Contains(show.Run.Answer, "paid") || len(m.Calls()) != 2 {
+		t.Errorf("%+v, %d payments", show, len(m.Calls()))
+	}
+	var l command.CallsList
+	if err := s.do("calls.list", command.CallsListInput{Limit: 10}, &l); err != nil || len(l.Calls) != 2 {
+		t.Fatalf("%+v %v", l, err)
+	}
+	for _, c := range l.Calls {
+		if c.State != "succeeded" && c.State != "resolved_done" || c.ResolvedBy != "" && c.ResolvedBy != "patchbay" {
+			t.Errorf("%+v", c)
+		}
 	}
 }
