@@ -148,7 +148,7 @@ func TestWhatAResumedRunAdopts(t *testing.T) {
 	if reads != 1 || show.Calls[0].State != "succeeded" || len(show.Calls[0].Attempts) != 1 || !strings.Contains(told, "what was read") {
 		t.Errorf("an exact observation: %d reads, %+v", reads, show.Calls)
 	}
-	const pending = `UPDATE calls SET state = 'dispatched', done_at = 0, result = '' WHERE tool = 'read' AND fence > 0`
+	const pending = `UPDATE calls SET state = 'dispatched', done_at = 0, result = '' WHERE tool = 'read' AND fence > 0; UPDATE attempts SET outcome = '', done_at = 0`
 	for what, c := range map[string]struct {
 		tamper string
 		reads  int
