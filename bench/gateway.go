@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	"patchbay/bench/rawload"
+	"patchbay/internal/plane"
+	"patchbay/internal/store"
 	"patchbay/test/peers"
 )
 
@@ -102,7 +105,8 @@ type plugged struct {
 	data string
 }
 
-// plug starts Patchbay with everything on: authentication, policy, ledger, audit.
+// plug starts Patchbay with everything on: authentication, policy, approvals, claims,
+// ledger, evidence, taint, the sealed audit.
 // echo, big and sleep are reviewed as queries; note is an effect.
 func (b *bench) plug() (*plugged, error) {
 	dir, err := os.MkdirTemp("", "bench")
@@ -114,7 +118,7 @@ func (b *bench) plug() (*plugged, error) {
 	if err != nil {
 		return p, err
 	}
-	config := fmt.Sprintf("listen: %s\ndata: %s\nagents: {general: {names: bare, search: \"off\"}}\norg: {connections: {up: {url: \"http://%s/mcp\", auth: bearer, token_env: BENCH_TOKEN}}}\negress: {allow: [{to: \"http://%s\", for: [up]}]}\n",
+	config := fmt.Sprintf("listen: %s\ndata: %s\nagents: {general: {names: bare, search: \"off\", taint: warn, approvals: {mcp__up__drop_*: block, \"mcp__up__*\": always}}}\norg: {connections: {up: {url: \"http://%s/mcp\", auth: bearer, token_env: BENCH_TOKEN}}}\negress: {allow: [{to: \"http://%s\", for: [up]}]}\n",
 		addr, p.data, b.up, b.up)
 	file := filepath.Join(dir, "patchbay.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -284,7 +288,14 @@ func (b *bench) small(p *plugged, direct, ref side) error {
 		b.sheet.Told("gateway effect / direct calls per second"+at, median(ratios(e, d, rate)), "x")
 		if n == 1 {
 			b.sheet.AtMost("gateway p50 - relay p50 of a query"+at, median(each(q, p50))-median(each(r, p50)), 60, "us")
-			b.sheet.Told("gateway p50 - relay p50 of an effect"+at, median(each(e, p50))-median(each(r, p50)), "us")
+			commit, err := commitTime(filepath.Dir(p.data))
+			if err != nil {
+				return err
+			}
+			added := median(each(e, p50)) - median(each(r, p50))
+			b.sheet.Told("a commit", commit, "us")
+			b.sheet.Told("gateway p50 - relay p50 of an effect"+at, added, "us")
+			b.sheet.AtMost("the same, without the commit in its path"+at, added-commit, 500, "us")
 			continue
 		}
 		b.sheet.AtMost("gateway query CPU / relay CPU"+at, median(ratios(q, r, cpu)), 1.25, "x")
@@ -427,4 +438,22 @@ func (b *bench) opening(p *plugged, direct side) error {
 	p50 := func(m measured) float64 { return m.p50 }
 	b.sheet.AtMost("connect: gateway p50 - direct p50", (median(each(g, p50))-median(each(d, p50)))/1000, 0.5, "ms")
 	return nil
+}
+
+// commitTime is the median of a small durable write by itself, in µs.
+func commitTime(dir string) (float64, error) {
+	st, err := store.Open(context.Background(), store.Options{Path: filepath.Join(dir, "commit.db")})
+	if err != nil {
+		return 0, err
+	}
+	defer st.Close()
+	var times []float64
+	for i := range 300 {
+		at := time.Now()
+		if err := st.Write(context.Background(), func(t plane.Tx) error { return st.SetMeta(t, "n", fmt.Sprint(i)) }); err != nil {
+			return 0, err
+		}
+		times = append(times, float64(time.Since(at).Nanoseconds())/1000)
+	}
+	return median(times), nil
 }

@@ -57,6 +57,39 @@ func predictors() map[string]complete.Predictor {
 			}
 			return names
 		}),
+		"approval": ask(func(e *env) []string {
+			var out command.ApprovalsList
+			if e.client.Command(e.ctx, "approvals.list", command.ApprovalsListInput{Limit: 20}, &out) != nil {
+				return nil
+			}
+			var names []string
+			for _, a := range out.Approvals {
+				names = append(names, a.ID)
+			}
+			return names
+		}),
+		"call": ask(func(e *env) []string {
+			var out command.CallsList
+			if e.client.Command(e.ctx, "calls.list", command.CallsListInput{Limit: 20}, &out) != nil {
+				return nil
+			}
+			var names []string
+			for _, c := range out.Calls {
+				names = append(names, c.ID)
+			}
+			return names
+		}),
+		"rule": ask(func(e *env) []string {
+			var out command.RulesList
+			if e.client.Command(e.ctx, "rules.list", command.RulesListInput{}, &out) != nil {
+				return nil
+			}
+			var names []string
+			for _, r := range out.Rules {
+				names = append(names, r.ID)
+			}
+			return names
+		}),
 		"run": ask(func(e *env) []string {
 			var out command.RunsList
 			if e.client.Command(e.ctx, "runs.list", command.RunsListInput{Limit: 20}, &out) != nil {

@@ -307,9 +307,25 @@ func (a *App) info(ctx context.Context, who plane.Principal) command.Status {
 		if !snap.MaySee(who, plane.Run{Principal: c.Principal, Agent: c.Agent}) {
 			continue
 		}
+		if c.Fence == 0 && c.PlannedAt.Before(a.o.Clock.Now().Add(-command.Attention)) {
+			continue
+		}
 		s.Unknown = append(s.Unknown, string(c.ID))
 		if r, err := a.engine.Get(ctx, c.Run); err == nil && r.State == plane.RunWaiting {
 			waiting[c.Run] = true
+		}
+	}
+	s.Asked = []string{}
+	asked, err := a.store.Approvals(ctx, true, 1000)
+	if err != nil {
+		a.o.Log.Warn("the status lacks approvals", "err", err)
+	}
+	for _, p := range asked {
+		if snap.MaySee(who, plane.Run{Principal: p.Principal, Agent: p.Agent}) && a.o.Clock.Now().Before(p.ExpiresAt) {
+			s.Asked = append(s.Asked, string(p.ID))
+			if plane.IsRunID(string(p.Run)) {
+				waiting[p.Run] = true
+			}
 		}
 	}
 	s.Waiting = len(waiting)

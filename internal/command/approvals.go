@@ -69,7 +69,7 @@ func (o *ApprovalsList) Text(w io.Writer, s Style) {
 
 // ApprovalInput names an approval.
 type ApprovalInput struct {
-	ID string `arg:"" json:"id" help:"Id of the approval."`
+	ID string `arg:"" json:"id" help:"Id of the approval." predictor:"approval"`
 }
 
 // Text draws one.
@@ -86,7 +86,7 @@ func (a *ApprovalRow) Text(w io.Writer, s Style) {
 
 // DecideInput is a person's word.
 type DecideInput struct {
-	ID       string `arg:"" json:"id" help:"Id of the approval."`
+	ID       string `arg:"" json:"id" help:"Id of the approval." predictor:"approval"`
 	Decision string `arg:"" json:"decision" help:"approve: this call, once. deny: it is not sent. always-allow: and every later call of the tool by this agent, until its definition changes." enum:"approve,deny,always-allow"`
 	Note     string `json:"note,omitempty" help:"What the agent is told beside it."`
 }
@@ -132,7 +132,7 @@ func (o *RulesList) Text(w io.Writer, s Style) {
 
 // RuleInput names a rule.
 type RuleInput struct {
-	ID string `arg:"" json:"id" help:"Id of the rule."`
+	ID string `arg:"" json:"id" help:"Id of the rule." predictor:"rule"`
 }
 
 // RuleRemoved is a rule that is gone.

@@ -19,9 +19,9 @@ type CallRecords interface {
 	AuditRecords
 }
 
-// attention is how long an unknown call of a client stays in view. Its claim stays
+// Attention is how long an unknown call of a client stays in view. Its claim stays
 // until somebody says what became of it.
-const attention = 7 * 24 * time.Hour
+const Attention = 7 * 24 * time.Hour
 
 // CallsListInput says which calls.
 type CallsListInput struct {
@@ -53,7 +53,7 @@ func (o *CallsList) Text(w io.Writer, s Style) {
 
 // CallInput names a call.
 type CallInput struct {
-	ID string `arg:"" json:"id" help:"Id of the call."`
+	ID string `arg:"" json:"id" help:"Id of the call." predictor:"call"`
 }
 
 // Text draws one call: what was asked, of whom, when, and what may be done about it.
@@ -159,7 +159,7 @@ func listCalls(ctx context.Context, d Deps, who plane.Principal, in *CallsListIn
 		}
 	}
 	out := &CallsList{Calls: []CallRow{}}
-	old := d.Now().Add(-attention)
+	old := d.Now().Add(-Attention)
 	for scanned := 0; scanned < callsScanned && len(out.Calls) < in.Limit; scanned += callsPage {
 		page, err := d.Records.Calls(ctx, f)
 		if err != nil {

@@ -22,7 +22,8 @@ type Status struct {
 	Servers  int      `json:"servers"`
 	Healthy  int      `json:"servers_ok"`
 	Waiting  int      `json:"runs_waiting"`
-	Unknown  []string `json:"unknown_calls"` // ids; a person must say what became of them
+	Unknown  []string `json:"unknown_calls"`     // ids; a person must say what became of them
+	Asked    []string `json:"pending_approvals"` // ids; a person must decide them
 	Opens    []string `json:"egress_allow,omitempty"`
 }
 
@@ -48,6 +49,9 @@ func (o *Status) Text(w io.Writer, _ Style) {
 	fmt.Fprintf(w, "runs waiting for a person\t%d\n", o.Waiting)
 	for _, id := range o.Unknown {
 		fmt.Fprintf(w, "outcome unknown\t%s\tpatchbay runs resolve %s done|not-done\n", id, id)
+	}
+	for _, id := range o.Asked {
+		fmt.Fprintf(w, "waits for approval\t%s\tpatchbay approvals show %s\n", id, id)
 	}
 	for _, l := range o.Opens {
 		fmt.Fprintf(w, "egress.allow opens\t%s\n", l)

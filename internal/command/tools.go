@@ -28,7 +28,10 @@ type ToolRow struct {
 	Tokens      int             `json:"tokens"`             // about what its definition takes of a model's window
 	Note        string          `json:"note,omitempty"`
 	Fingerprint string          `json:"fingerprint"`
-	Arguments   []string        `json:"arguments"` // names; the required ones end in *
+	Target      string          `json:"target,omitempty"`              // where its arguments say what it is about
+	Key         string          `json:"idempotency_key,omitempty"`     // the argument that takes the key
+	Contract    string          `json:"completion_contract,omitempty"` // that it was reviewed for
+	Arguments   []string        `json:"arguments"`                     // names; the required ones end in *
 	InputSchema json.RawMessage `json:"input_schema,omitempty"`
 }
 
@@ -84,7 +87,7 @@ func toolRows(a policy.Attached, c *plane.Catalog, offered int) []ToolRow {
 			hint = "may write"
 		}
 		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class), Reviewed: t.Reviewed,
-			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint, Arguments: argumentNames(t.InputSchema), InputSchema: t.InputSchema}
+			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint, Arguments: argumentNames(t.InputSchema), InputSchema: t.InputSchema, Target: a.Target(t.Name), Key: a.KeyArgument(t.Name), Contract: t.Contract}
 		row.LeftOut, row.Held, row.Tokens = leftOut(a, t.Name), t.Held, bridge.Tokens(a.Slug, t, offered)
 		if t.Unsupported != "" {
 			row.Alias = ""

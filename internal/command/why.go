@@ -18,7 +18,7 @@ type WhyInput struct {
 
 // WhyStep is one check, in the order they are made.
 type WhyStep struct {
-	Check  string `json:"check"` // server, scope, filter, drift, credential, budget
+	Check  string `json:"check"` // server, scope, filter, drift, credential, approval, budget
 	OK     bool   `json:"ok"`
 	Detail string `json:"detail"`
 }
@@ -96,6 +96,7 @@ func why(d Deps, who plane.Principal, in *WhyInput) (*Why, error) {
 		credential, next = denial.Reason, "patchbay mcp connect "+a.Slug
 	}
 	note(policy.CheckCredential, credential, next, "it is signed in, or needs no sign-in")
+	whyApproval(note, snap, in.Agent, a, cat, tool)
 	note("budget", "", "", fmt.Sprintf("a run may make %d remote calls", d.Limits.CallsPerRun))
 	if out.Allowed {
 		out.Answer = fmt.Sprintf("%s can call %s at %s.", in.Agent, tool, a.Slug)
@@ -113,6 +114,26 @@ func whyServer(note func(check, reason, next, fine string), a policy.Attached, c
 		note("server", "", "", "it never told its tools: "+cat.Detail)
 	default:
 		note("server", "", "", "it answered "+cat.CapturedAt.UTC().Format("2 Jan 15:04:05 MST"))
+	}
+}
+
+// whyApproval says whether a person is asked, or the agent's approvals block the tool.
+func whyApproval(note func(check, reason, next, fine string), snap *policy.Snapshot, agent string, a policy.Attached, cat *plane.Catalog, tool string) {
+	d := &plane.Definition{Name: tool, Class: plane.Effect}
+	if cat != nil {
+		for i := range cat.Definitions {
+			if cat.Definitions[i].Name == tool {
+				d = &cat.Definitions[i]
+			}
+		}
+	}
+	switch mode, why := snap.Approval(agent, a.Connection, d); mode {
+	case plane.Block:
+		note("approval", why, "Change agents."+agent+".approvals in patchbay.yaml.", "")
+	case plane.Ask:
+		note("approval", "", "", "a person is asked first: "+why)
+	default:
+		note("approval", "", "", strings.TrimSpace("nobody is asked. "+why))
 	}
 }
 
