@@ -63,6 +63,12 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"a bare name keeps its tool", bareNames},
 		{"ended sessions", endedSessions},
 		{"replicas that are there", advertised},
+		{"targets are held", targetsAreHeld},
+		{"an approval is spent once", approvalsAreSpentOnce},
+		{"evidence is reserved and observed", evidenceIsReserved},
+		{"memories are found", memoriesAreFound},
+		{"lanes are sealed and cut", lanesAreSealed},
+		{"records are swept", recordsAreSwept},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			clock := NewClock()
