@@ -35,6 +35,12 @@ type Calls interface {
 	Dispatch(t plane.Tx, c *plane.Call, n int) error
 	EndAttempt(t plane.Tx, a plane.Attempt) error
 	MoveCall(t plane.Tx, c *plane.Call, from plane.CallState) error
+	Attempted
+}
+
+// Attempted tells whose attempt is open.
+type Attempted interface {
+	BegunAs(t plane.Tx, id plane.CallID, n int, nonce string) (bool, error)
 }
 
 // Reader reads calls back.
@@ -119,10 +125,15 @@ func (l *Ledger) Reserve(t plane.Tx, c *plane.Call, e *plane.Evidence) error {
 // When Begin returns nil for an effect, and only then, bytes may leave.
 func (l *Ledger) Begin(ctx context.Context, c *plane.Call) error {
 	for end := l.clock.Now().Add(l.Patience); ; {
+		n := c.Attempts + 1
+		c.Nonce = ""
 		began := time.Now() // steady, also while the process is stopped
 		err := l.begin(ctx, c)
 		if err == nil && c.Class != plane.Query && time.Since(began) > l.Stall {
 			return plane.Errorf(plane.Conflict, "It took too long to put the call on record; nothing was sent.")
+		}
+		if plane.KindOf(err) == plane.Unavailable && c.Class != plane.Query {
+			l.unsent(ctx, c, n) // it may be on record all the same
 		}
 		var held *plane.HeldError
 		if !errors.As(err, &held) || held.State != plane.CallDispatched || !l.clock.Now().Before(end) {
@@ -146,6 +157,7 @@ func (l *Ledger) begin(ctx context.Context, c *plane.Call) error {
 	}
 	switch {
 	case recorded(c) && (c.Attempts > 0 || c.State != ""):
+		c.Nonce = string(plane.NewCallID(l.clock.Now()))
 		if err := l.store.Write(ctx, func(t plane.Tx) error { return l.store.Dispatch(t, c, n) }); err != nil {
 			return err
 		}

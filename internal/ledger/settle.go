@@ -76,8 +76,8 @@ func (l *Ledger) insist(ctx context.Context, c *plane.Call, write func(plane.Tx)
 			return err
 		}
 		if time.Since(began) > l.Insist {
-			if c.Fence == 0 && l.owed.Add(1) <= maxOwed {
-				go l.owe(context.WithoutCancel(ctx), write)
+			if c.Fence == 0 {
+				l.owe(ctx, write)
 			}
 			return err
 		}
@@ -92,18 +92,46 @@ func (l *Ledger) insist(ctx context.Context, c *plane.Call, write func(plane.Tx)
 // maxOwed bounds the ends of calls that wait for the database.
 const maxOwed = 4096
 
+// owe writes when the database is there again, as long as the process lives.
 func (l *Ledger) owe(ctx context.Context, write func(plane.Tx) error) {
-	defer l.owed.Add(-1)
-	for {
-		select {
-		case <-time.After(time.Second):
-		case <-l.done:
-			return
-		}
-		if plane.KindOf(l.store.Write(ctx, write)) != plane.Unavailable {
-			return
-		}
+	if l.owed.Add(1) > maxOwed {
+		l.owed.Add(-1)
+		return
 	}
+	ctx = context.WithoutCancel(ctx)
+	go func() {
+		defer l.owed.Add(-1)
+		for {
+			select {
+			case <-time.After(time.Second):
+			case <-l.done:
+				return
+			}
+			if plane.KindOf(l.store.Write(ctx, write)) != plane.Unavailable {
+				return
+			}
+		}
+	}()
+}
+
+// unsent settles an effect whose dispatch the database did not confirm: it may be on
+// record, and nothing was sent. Whoever began it anew meanwhile goes on.
+func (l *Ledger) unsent(ctx context.Context, c *plane.Call, n int) {
+	row := *c
+	row.State, row.Reason = plane.CallFailed, "The database did not confirm the call; nothing was sent."
+	l.owe(ctx, func(t plane.Tx) error {
+		r := row
+		if r.Nonce != "" {
+			if ours, err := l.store.BegunAs(t, r.ID, n, r.Nonce); err != nil || !ours {
+				return err
+			}
+		}
+		r.DoneAt = t.Now()
+		if _, err := l.move(t, &r, plane.CallDispatched, NothingRan); err != nil {
+			return ignoreConflict(err) // it is not
+		}
+		return l.onRecord(t, &r)
+	})
 }
 
 // move takes a call to its end. One that was given up for unknown while its answer was

@@ -60,6 +60,7 @@ type Call struct {
 	Proof       string     // what a completion contract recorded, as JSON
 	Owner       string     // the process that sends a session's call
 	Hold        string     // why a settled effect keeps its claim; not stored
+	Nonce       string     // of its open attempt; not stored with it
 	Waited      bool       // it asked for input once: its row is there whatever its class; not stored
 }
 

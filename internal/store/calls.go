@@ -91,7 +91,7 @@ func (s *Store) Dispatch(t plane.Tx, c *plane.Call, n int) error {
 			return err
 		}
 	}
-	return s.addAttempt(x, c.ID, n)
+	return s.addAttempt(x, c.ID, n, c.Nonce)
 }
 
 // stands tells why nothing was dispatched.
@@ -127,9 +127,18 @@ func (s *Store) take(x *tx, c *plane.Call) error {
 	return nil
 }
 
-func (s *Store) addAttempt(x *tx, id plane.CallID, n int) error {
-	_, err := x.exec(`INSERT INTO attempts (call, n, at, done_at, outcome, detail) VALUES (?, ?, ?, 0, '', '')`, id, n, plane.Micros(x.now))
+// addAttempt opens an attempt; until it ends, its detail says by whom it was begun.
+func (s *Store) addAttempt(x *tx, id plane.CallID, n int, nonce string) error {
+	_, err := x.exec(`INSERT INTO attempts (call, n, at, done_at, outcome, detail) VALUES (?, ?, ?, 0, '', ?)`, id, n, plane.Micros(x.now), nonce)
 	return err
+}
+
+// BegunAs reports whether the n-th attempt of a call is open, and was begun under a nonce.
+func (s *Store) BegunAs(t plane.Tx, id plane.CallID, n int, nonce string) (bool, error) {
+	found := false
+	err := own(t).each(func(r *sql.Rows) error { found = true; return r.Scan(new(int64)) },
+		`SELECT n FROM attempts WHERE call = ? AND n = ? AND outcome = '' AND detail = ?`, id, n, nonce)
+	return found, err
 }
 
 // EndAttempt writes down how an attempt ended. At is when it began, where it has no
@@ -231,6 +240,9 @@ func scanAttempt(r *sql.Rows) (plane.Attempt, error) {
 	var at, done int64
 	err := r.Scan(&a.Call, &a.N, &at, &done, &a.Outcome, &a.Detail)
 	a.At, a.DoneAt = plane.FromMicros(at), plane.FromMicros(done)
+	if a.Outcome == "" {
+		a.Detail = "" // who began it
+	}
 	return a, err
 }
 
