@@ -132,6 +132,7 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 	}
 	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: a.ledger, Lease: a.lease(), Search: a.cfg.Memory.Search, Agents: agentsOf{a}, Ring: a.ring,
 		Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
+	a.ledger.Late = a.engine.Late
 	a.surfaces()
 	return a, nil
 }

@@ -71,6 +71,8 @@ type Ledger struct {
 	Owner string
 	// Insist is how long a caller waits for the database to take the end of its call.
 	Insist time.Duration
+	// Late hears of a run's call that was unknown and turned out not to have run.
+	Late func(t plane.Tx, c *plane.Call) error
 	// Stall is how long making an attempt durable may take. Whoever was stopped for
 	// longer may have been given up by others: nothing is sent any more.
 	Stall time.Duration

@@ -127,10 +127,14 @@ func (l *Ledger) unsent(ctx context.Context, c *plane.Call, n int) {
 			}
 		}
 		r.DoneAt = t.Now()
-		if _, err := l.move(t, &r, plane.CallDispatched, NothingRan); err != nil {
+		late, err := l.move(t, &r, plane.CallDispatched, NothingRan)
+		if err != nil {
 			return ignoreConflict(err) // it is not
 		}
-		return l.onRecord(t, &r)
+		if err := l.onRecord(t, &r); err != nil || !late || l.Late == nil {
+			return err
+		}
+		return l.Late(t, &r)
 	})
 }
 
@@ -143,8 +147,11 @@ func (l *Ledger) move(t plane.Tx, row *plane.Call, from plane.CallState, v Verdi
 	}
 	after := *row
 	after.State, after.ResolvedBy, after.Note, after.Hold = plane.CallResolvedNotDone, "patchbay", "The server's answer came after all.", ""
-	if v == Answered {
+	switch v {
+	case Answered:
 		after.State = plane.CallResolvedDone
+	case NothingRan:
+		after.Note = "It turned out that nothing had run."
 	}
 	if l.store.MoveCall(t, &after, plane.CallUnknown) != nil {
 		return false, err // a person was first, or a new attempt is under way

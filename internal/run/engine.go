@@ -391,3 +391,15 @@ func (e *Engine) decided(t plane.Tx, a plane.Approval, as string) error {
 	}
 	return e.appendFree(t, a.Run, plane.EventApprovalDecided, map[string]any{"approval": a.ID, "call": a.Call, "tool": a.Alias, "decision": as, "by": a.DecidedBy, "note": a.Note})
 }
+
+// Late lets a run go on whose unknown call was settled by itself.
+func (e *Engine) Late(t plane.Tx, c *plane.Call) error {
+	if !plane.IsRunID(string(c.Run)) {
+		return nil
+	}
+	waited, err := e.o.Store.RequeueRun(t, c.Run)
+	if err != nil || !waited {
+		return err
+	}
+	return e.appendFree(t, c.Run, plane.EventCallResolved, map[string]any{"call": c.ID, "tool": c.Alias, "outcome": "not-done", "by": "patchbay"})
+}
