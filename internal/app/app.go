@@ -66,6 +66,7 @@ type App struct {
 	traces   *telemetry.Traces
 	bridge   *bridge.Bridge
 	ledger   *ledger.Ledger
+	auditor  *ledger.Audit
 	cats     *catalog.Catalogs
 	conns    *connect.Connections
 	consent  *consent.Service

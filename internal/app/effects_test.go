@@ -3,12 +3,14 @@ package app_test
 import (
 	"crypto/ed25519"
 	"crypto/x509"
+	"database/sql"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -374,13 +376,15 @@ func TestTheAuditIsSealed(t *testing.T) {
 	}
 	var b strings.Builder
 	l.Text(&b, command.Style{})
-	if lines := strings.Split(strings.TrimSpace(b.String()), "\n"); len(lines) != 2 || !strings.HasPrefix(lines[0], "id,lane,checkpoint,at,who") || !strings.Contains(lines[1], ",succeeded,") {
+	if lines := strings.Split(strings.TrimSpace(b.String()), "\n"); len(lines) != 2 || !strings.HasPrefix(lines[0], "id,lane,at,who") || !strings.Contains(lines[1], ",succeeded,") {
 		t.Errorf("%s", b.String())
 	}
 	for what, q := range map[string]string{
 		"an edit":                   `UPDATE audit SET decision = 'failed' WHERE id = (SELECT MAX(id) FROM audit WHERE action = 'call')`,
 		"a gap":                     `DELETE FROM audit WHERE id = (SELECT MIN(id) FROM audit WHERE lane = 'main')`,
 		"a checkpoint that is gone": `DELETE FROM checkpoints WHERE n = (SELECT MAX(n) - 1 FROM checkpoints)`,
+		"a front that is cut":       `DELETE FROM audit WHERE id <= (SELECT last FROM checkpoints WHERE n = 2); DELETE FROM checkpoints WHERE n < 2`,
+		"an entry in between":       `INSERT INTO audit SELECT lane, id || '0', at, 'mallory', action, what, decision, digest, seal FROM audit WHERE id = (SELECT MIN(id) FROM audit)`,
 		"a forged checkpoint":       `UPDATE checkpoints SET entries = entries + 1 WHERE n = (SELECT MAX(n) FROM checkpoints)`,
 	} {
 		s.stop()
@@ -395,6 +399,33 @@ func TestTheAuditIsSealed(t *testing.T) {
 		if v := verify(); !v.OK {
 			t.Fatalf("%s, put back: %+v", what, v.Faults)
 		}
+	}
+}
+
+// What was cut off while a process runs is not signed again, however it is written.
+func TestARewrittenEndIsNotSealed(t *testing.T) {
+	m := newPlain(t)
+	s := start(t, "", upConfig(m))
+	for range 3 {
+		s.agentToken("general")
+		if err := s.do("audit.verify", command.VerifyInput{}, &command.AuditVerified{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(s.dir, "d", "patchbay.db")+"?_pragma=busy_timeout(5000)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.Exec(`DELETE FROM checkpoints WHERE n = (SELECT MAX(n) FROM checkpoints); UPDATE audit SET who = 'mallory' WHERE id = (SELECT MAX(id) FROM audit)`); err != nil {
+		t.Fatal(err)
+	}
+	var v command.AuditVerified
+	if err := s.do("audit.verify", command.VerifyInput{}, &v); err != nil || v.OK || !strings.Contains(fmt.Sprint(v.Faults), "which is gone") {
+		t.Errorf("%+v %v", v, err)
+	}
+	if !strings.Contains(s.log.String(), "cut or rewritten") {
+		t.Errorf("nobody is told: %s", s.log)
 	}
 }
 

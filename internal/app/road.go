@@ -55,6 +55,7 @@ func (a *App) connectAll(ctx context.Context) error {
 		return err
 	}
 	a.ledger = ledger.New(a.store, a.o.Clock)
+	a.auditor = &ledger.Audit{Store: a.store, Signer: a.ring, Clock: a.o.Clock, Owner: a.peers.name, Keep: a.cfg.Retention.Records}
 	a.ledger.Seal = func(id plane.ApprovalID, args []byte) []byte { return a.ring.Seal(run.ApprovalBind(id), args) }
 	if a.store.Kind() != "sqlite" {
 		a.ledger.Owner = a.peers.name

@@ -31,15 +31,14 @@ type AuditInput struct {
 
 // AuditRow is one entry.
 type AuditRow struct {
-	ID         string    `json:"id"`
-	Lane       string    `json:"lane"`
-	Checkpoint int64     `json:"checkpoint"` // that covers it; 0 for not yet
-	At         time.Time `json:"at"`
-	Who        string    `json:"who"`
-	Action     string    `json:"action"`
-	What       string    `json:"what"`
-	Decision   string    `json:"decision"`
-	Digest     string    `json:"digest,omitempty"`
+	ID       string    `json:"id"`
+	Lane     string    `json:"lane"`
+	At       time.Time `json:"at"`
+	Who      string    `json:"who"`
+	Action   string    `json:"action"`
+	What     string    `json:"what"`
+	Decision string    `json:"decision"`
+	Digest   string    `json:"digest,omitempty"`
 }
 
 // AuditList is entries, newest first.
@@ -52,9 +51,9 @@ type AuditList struct {
 func (o *AuditList) Text(w io.Writer, s Style) {
 	if o.Format == "csv" {
 		c := csv.NewWriter(w)
-		c.Write([]string{"id", "lane", "checkpoint", "at", "who", "action", "what", "decision", "digest"})
+		c.Write([]string{"id", "lane", "at", "who", "action", "what", "decision", "digest"})
 		for _, e := range o.Entries {
-			c.Write([]string{e.ID, cell(e.Lane), fmt.Sprint(e.Checkpoint), e.At.UTC().Format(time.RFC3339Nano), cell(e.Who), cell(e.Action), cell(e.What), cell(e.Decision), cell(e.Digest)})
+			c.Write([]string{e.ID, cell(e.Lane), e.At.UTC().Format(time.RFC3339Nano), cell(e.Who), cell(e.Action), cell(e.What), cell(e.Decision), cell(e.Digest)})
 		}
 		c.Flush()
 		return
@@ -145,7 +144,7 @@ func auditCommands(d Deps) []*Command {
 				}
 				out := &AuditList{Entries: []AuditRow{}, Format: in.Format}
 				for _, e := range all {
-					out.Entries = append(out.Entries, AuditRow{ID: e.ID, Lane: e.Lane, Checkpoint: e.Seal, At: e.At, Who: e.Who, Action: e.Action, What: e.What, Decision: e.Decision, Digest: e.Digest})
+					out.Entries = append(out.Entries, AuditRow{ID: e.ID, Lane: e.Lane, At: e.At, Who: e.Who, Action: e.Action, What: e.What, Decision: e.Decision, Digest: e.Digest})
 				}
 				return out, nil
 			}),

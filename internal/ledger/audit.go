@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"sync"
 	"time"
 
 	"patchbay/internal/plane"
@@ -17,15 +18,16 @@ type AuditStore interface {
 	Write(ctx context.Context, fn func(plane.Tx) error) error
 	Lanes(ctx context.Context) ([]string, error)
 	TakeLease(ctx context.Context, name, owner string, until time.Time) (bool, error)
-	Seal(t plane.Tx, lane string, most int, sign func(before *plane.Checkpoint, entries []plane.AuditEntry) plane.Checkpoint) (bool, error)
+	Seal(t plane.Tx, lane string, most int, sign func(before *plane.Checkpoint, entries []plane.AuditEntry) (plane.Checkpoint, error)) (bool, error)
 	AuditReader
 }
 
 // AuditReader reads the audit back.
 type AuditReader interface {
 	Checkpoints(ctx context.Context, lane string, after int64, limit int) ([]plane.Checkpoint, error)
-	Lane(ctx context.Context, lane, after string, limit int, fn func(plane.AuditEntry)) (last string, err error)
-	CutAudit(t plane.Tx, lane string, before time.Time) error
+	Stretch(ctx context.Context, c plane.Checkpoint, after string, fn func(plane.AuditEntry)) error
+	Uncovered(ctx context.Context, first, head plane.Checkpoint) (open, strays int64, err error)
+	CutAudit(t plane.Tx, lane string, before time.Time) (more bool, err error)
 }
 
 // Signer signs with the active key, and checks signatures of keys it knows.
@@ -40,13 +42,24 @@ type Audit struct {
 	Store  AuditStore
 	Signer Signer
 	Clock  plane.Clock
-	Owner  string // names this process in the lease
+	Owner  string        // names this process in the lease
+	Keep   time.Duration // retention; 0 for ever
+
+	mu    sync.Mutex
+	heads map[string]head // as this process saw them last
+}
+
+// head is where a lane ended.
+type head struct {
+	n    int64
+	hash string
 }
 
 const (
 	sealLease = 10 * time.Second
 	sealMost  = 5000 // entries of one checkpoint
 	lanePage  = 2000
+	maxLanes  = 10_000
 )
 
 // Seal closes what is open, if no other replica does so already.
@@ -61,9 +74,15 @@ func (a *Audit) Seal(ctx context.Context) error {
 	}
 	for _, lane := range lanes {
 		for more := true; more; {
+			var made head
 			err := a.Store.Write(ctx, func(t plane.Tx) (err error) {
-				more, err = a.Store.Seal(t, lane, sealMost, func(before *plane.Checkpoint, entries []plane.AuditEntry) plane.Checkpoint {
-					return a.checkpoint(t.Now(), lane, before, entries)
+				more, err = a.Store.Seal(t, lane, sealMost, func(before *plane.Checkpoint, entries []plane.AuditEntry) (plane.Checkpoint, error) {
+					if err := a.continues(lane, before); err != nil {
+						return plane.Checkpoint{}, err
+					}
+					c := a.checkpoint(t.Now(), lane, before, entries)
+					made = head{c.N, c.Hash}
+					return c, nil
 				})
 				return err
 			})
@@ -73,9 +92,35 @@ func (a *Audit) Seal(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
+			if more {
+				a.saw(lane, made)
+			}
 		}
 	}
 	return nil
+}
+
+// continues refuses to seal a lane whose end is not the one that this process saw: what
+// was taken out, or written anew, must not be signed.
+func (a *Audit) continues(lane string, before *plane.Checkpoint) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	known, ok := a.heads[lane]
+	switch {
+	case !ok:
+	case before == nil, before.N < known.n, before.N == known.n && before.Hash != known.hash:
+		return plane.Errorf(plane.Internal, "The audit's lane %s ends before checkpoint %d, which was there: it was cut or rewritten, and is not sealed any more.", lane, known.n).Then("patchbay audit verify")
+	}
+	return nil
+}
+
+func (a *Audit) saw(lane string, h head) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.heads == nil || len(a.heads) >= maxLanes {
+		a.heads = map[string]head{}
+	}
+	a.heads[lane] = h
 }
 
 func (a *Audit) checkpoint(now time.Time, lane string, before *plane.Checkpoint, entries []plane.AuditEntry) plane.Checkpoint {
@@ -146,6 +191,7 @@ type Fault struct {
 // Verify reads every lane: each entry against the hash of its stretch, each stretch
 // against the one before, the signatures against the ring. A lane's newest checkpoint
 // must be signed by a key of the ring; what older keys signed is vouched for by it.
+// What is written meanwhile is left for the next time.
 func (a *Audit) Verify(ctx context.Context) (Verified, error) {
 	var out Verified
 	lanes, err := a.Store.Lanes(ctx)
@@ -153,9 +199,15 @@ func (a *Audit) Verify(ctx context.Context) (Verified, error) {
 		return out, err
 	}
 	for _, lane := range lanes {
-		v := &verifier{a: a, lane: VerifiedLane{Lane: lane}, by: map[int64]*stretch{}}
+		v := &verifier{a: a, lane: VerifiedLane{Lane: lane}}
 		if err := v.run(ctx); err != nil {
 			return out, err
+		}
+		if v.cutMeanwhile(ctx) {
+			v = &verifier{a: a, lane: VerifiedLane{Lane: lane}}
+			if err := v.run(ctx); err != nil {
+				return out, err
+			}
 		}
 		out.Lanes = append(out.Lanes, v.lane)
 		out.Faults = append(out.Faults, v.faults...)
@@ -163,17 +215,12 @@ func (a *Audit) Verify(ctx context.Context) (Verified, error) {
 	return out, nil
 }
 
-type stretch struct {
-	plane.Checkpoint
-	hash    hash.Hash
-	entries int64
-}
-
 type verifier struct {
-	a      *Audit
-	lane   VerifiedLane
-	by     map[int64]*stretch
-	faults []Fault
+	a           *Audit
+	lane        VerifiedLane
+	first, head plane.Checkpoint
+	vouched     bool // the newest one so far is signed by a key of the ring
+	faults      []Fault
 }
 
 // maxFaults bounds what is told of one lane.
@@ -186,87 +233,96 @@ func (v *verifier) fault(at, format string, args ...any) {
 }
 
 func (v *verifier) run(ctx context.Context) error {
-	if err := v.checkpoints(ctx); err != nil {
-		return err
-	}
-	for after := ""; ; {
-		last, err := v.a.Store.Lane(ctx, v.lane.Lane, after, lanePage, v.entry)
-		if err != nil {
-			return err
-		}
-		if last == "" {
-			break
-		}
-		after = last
-	}
-	for n := v.lane.First; n <= v.lane.Head && n > 0; n++ {
-		s := v.by[n]
-		if s == nil {
-			continue
-		}
-		if n == v.lane.First && n > 1 && s.entries == 0 {
-			continue // the cut of retention: its entries are gone, the checkpoint stays
-		}
-		switch {
-		case s.entries != s.Entries:
-			v.fault(fmt.Sprintf("checkpoint %d", n), "%d entries were sealed, %d are there", s.Entries, s.entries)
-		case hex.EncodeToString(s.hash.Sum(nil)) != s.Hash:
-			v.fault(fmt.Sprintf("checkpoint %d", n), "an entry is not what was sealed")
-		}
-	}
-	return nil
-}
-
-func (v *verifier) checkpoints(ctx context.Context) error {
-	var before *stretch
-	vouched := false
+	v.head.Lane = v.lane.Lane
 	for {
-		page, err := v.a.Store.Checkpoints(ctx, v.lane.Lane, v.lane.Head, lanePage)
+		page, err := v.a.Store.Checkpoints(ctx, v.lane.Lane, v.head.N, lanePage)
 		if err != nil {
 			return err
 		}
 		if len(page) == 0 {
 			break
 		}
-		for i := range page {
-			s := &stretch{Checkpoint: page[i], hash: chain(v.lane.Lane, page[i].N, page[i].Prev)}
-			at := fmt.Sprintf("checkpoint %d", s.N)
-			switch {
-			case before == nil:
-				v.lane.First = s.N
-			case s.N != before.N+1:
-				v.fault(at, "checkpoint %d is missing", before.N+1)
-			case s.Prev != before.Hash:
-				v.fault(at, "it is not chained to the one before")
+		for _, c := range page {
+			if err := v.checkpoint(ctx, c); err != nil {
+				return err
 			}
-			known, ok := v.a.Signer.VerifyBy(s.Key, signed(&s.Checkpoint), s.Sig)
-			if vouched = known && ok; known && !ok {
-				v.fault(at, "its signature is not of what it says")
-			}
-			v.by[s.N], before = s, s
-			v.lane.Checkpoints++
-			v.lane.Head, v.lane.HeadHash = s.N, s.Hash
 		}
 	}
-	if before != nil && !vouched {
-		v.fault(fmt.Sprintf("checkpoint %d", v.lane.Head), "the newest checkpoint is not signed by a key of the ring (%s)", before.Key)
+	at := fmt.Sprintf("checkpoint %d", v.head.N)
+	if v.head.N > 0 && !v.vouched {
+		v.fault(at, "the newest checkpoint is not signed by a key of the ring (%s)", v.head.Key)
+	}
+	if known, ok := v.a.known(v.lane.Lane); ok && (v.head.N < known.n) {
+		v.fault(at, "the lane went on to checkpoint %d, which is gone", known.n)
+	}
+	open, strays, err := v.a.Store.Uncovered(ctx, v.first, v.head)
+	if err != nil {
+		return err
+	}
+	if v.lane.Open = open; strays > 0 {
+		// Another checkpoint may have been made since.
+		if more, err := v.a.Store.Checkpoints(ctx, v.lane.Lane, v.head.N, 1); err != nil || len(more) > 0 {
+			return err
+		}
+		v.fault("entries", "%d stand where no checkpoint covers them", strays)
+	}
+	v.lane.First, v.lane.Head, v.lane.HeadHash = v.first.N, v.head.N, v.head.Hash
+	v.lane.Entries += open
+	return nil
+}
+
+// known is the lane's head as this process saw it last.
+func (a *Audit) known(lane string) (head, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h, ok := a.heads[lane]
+	return h, ok
+}
+
+func (v *verifier) checkpoint(ctx context.Context, c plane.Checkpoint) error {
+	at := fmt.Sprintf("checkpoint %d", c.N)
+	cut := false
+	switch {
+	case v.lane.Checkpoints == 0:
+		v.first = c
+		if cut = c.N > 1; cut && (v.a.Keep <= 0 || c.At.After(v.a.Clock.Now().Add(-v.a.Keep))) {
+			v.fault(at, "the lane begins with it, although it is younger than the retention: what was before is missing")
+		}
+	case c.N != v.head.N+1:
+		v.fault(at, "checkpoint %d is missing", v.head.N+1)
+	case c.Prev != v.head.Hash:
+		v.fault(at, "it is not chained to the one before")
+	}
+	known, ok := v.a.Signer.VerifyBy(c.Key, signed(&c), c.Sig)
+	if v.vouched = known && ok; known && !ok {
+		v.fault(at, "its signature is not of what it says")
+	}
+	v.lane.Checkpoints++
+	after := v.head.Last
+	if v.head = c; cut {
+		return nil // the checkpoint at the cut of retention: its entries are gone
+	}
+	h, n := chain(c.Lane, c.N, c.Prev), int64(0)
+	err := v.a.Store.Stretch(ctx, c, after, func(e plane.AuditEntry) {
+		n++
+		addEntry(h, &e)
+	})
+	v.lane.Entries += n
+	switch {
+	case err != nil:
+		return err
+	case n != c.Entries:
+		v.fault(at, "%d entries were sealed, %d are there", c.Entries, n)
+	case hex.EncodeToString(h.Sum(nil)) != c.Hash:
+		v.fault(at, "an entry is not what was sealed")
 	}
 	return nil
 }
 
-func (v *verifier) entry(e plane.AuditEntry) {
-	v.lane.Entries++
-	if e.Seal == 0 {
-		v.lane.Open++
-		return
-	}
-	s := v.by[e.Seal]
-	if s == nil {
-		v.fault(e.ID, "it says that checkpoint %d covers it, which is not there", e.Seal)
-		return
-	}
-	s.entries++
-	addEntry(s.hash, &e)
+// cutMeanwhile reports that retention took something away while the lane was read.
+func (v *verifier) cutMeanwhile(ctx context.Context) bool {
+	page, err := v.a.Store.Checkpoints(ctx, v.lane.Lane, 0, 1)
+	return err == nil && len(v.faults) > 0 && len(page) == 1 && page[0].N > v.first.N
 }
 
 // Cut forgets what is older than a time, stretch by stretch.
@@ -276,8 +332,14 @@ func (a *Audit) Cut(ctx context.Context, before time.Time) error {
 		return err
 	}
 	for _, lane := range lanes {
-		if err := a.Store.Write(ctx, func(t plane.Tx) error { return a.Store.CutAudit(t, lane, before) }); err != nil {
-			return err
+		for more := true; more; {
+			err := a.Store.Write(ctx, func(t plane.Tx) (err error) {
+				more, err = a.Store.CutAudit(t, lane, before)
+				return err
+			})
+			if err != nil {
+				return err
+			}
 		}
 	}
 	return nil

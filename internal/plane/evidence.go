@@ -120,6 +120,7 @@ type Checkpoint struct {
 	Prev    string // hash of the checkpoint before; empty for the first
 	Hash    string
 	At      time.Time
+	Ranged  bool   // it covers every id after the one before's last; else the entries say so
 	Key     string // id of the key that signed
 	Sig     []byte
 }

@@ -17,7 +17,7 @@ func (s *Store) AddAudit(t plane.Tx, e plane.AuditEntry) error {
 		at = t.Now()
 	}
 	_, err := own(t).exec(`INSERT INTO audit (lane, id, at, who, action, what, decision, digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)`,
-		s.lane, plane.NewAuditID(at), plane.Micros(at), e.Who, e.Action, e.What, e.Decision, e.Digest)
+		s.lane, plane.NewAuditID(t.Now()), plane.Micros(at), e.Who, e.Action, e.What, e.Decision, e.Digest)
 	return err
 }
 
@@ -93,20 +93,13 @@ func (s *Store) Lanes(ctx context.Context) ([]string, error) {
 
 // Seal closes what is open of a lane as one stretch: the entries are given to sign,
 // in the order of their ids with the checkpoint before, and the checkpoint that it
-// returns is stored. It returns false when nothing is open.
-func (s *Store) Seal(t plane.Tx, lane string, most int, sign func(before *plane.Checkpoint, entries []plane.AuditEntry) plane.Checkpoint) (bool, error) {
+// returns is stored. It returns false when nothing is open. One process writes a SQLite
+// file, so that ids are committed in their order and a stretch is known by its last;
+// elsewhere an entry may be committed late, and each is marked.
+func (s *Store) Seal(t plane.Tx, lane string, most int, sign func(before *plane.Checkpoint, entries []plane.AuditEntry) (plane.Checkpoint, error)) (bool, error) {
 	x := own(t)
-	var open []plane.AuditEntry
-	err := x.each(func(r *sql.Rows) error {
-		e, err := scanAudit(r)
-		open = append(open, e)
-		return err
-	}, `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND seal = 0 ORDER BY id LIMIT ?`, lane, most)
-	if err != nil || len(open) == 0 {
-		return false, err
-	}
 	var before *plane.Checkpoint
-	err = x.each(func(r *sql.Rows) error {
+	err := x.each(func(r *sql.Rows) error {
 		c, err := scanCheckpoint(r)
 		before = &c
 		return err
@@ -114,26 +107,44 @@ func (s *Store) Seal(t plane.Tx, lane string, most int, sign func(before *plane.
 	if err != nil {
 		return false, err
 	}
-	c := sign(before, open)
-	res, err := x.exec(`UPDATE audit SET seal = ? WHERE lane = ? AND seal = 0 AND id <= ?`, c.N, lane, open[len(open)-1].ID)
-	if err := exactly(res, err, int64(len(open)), plane.Errorf(plane.Conflict, "An entry was added while the lane was sealed.")); err != nil {
+	after := ""
+	if !s.pg && before != nil {
+		after = before.Last
+	}
+	var open []plane.AuditEntry
+	err = x.each(func(r *sql.Rows) error {
+		e, err := scanAudit(r)
+		open = append(open, e)
+		return err
+	}, `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND id > ? AND seal = 0 ORDER BY id LIMIT ?`, lane, after, most)
+	if err != nil || len(open) == 0 {
 		return false, err
 	}
-	_, err = x.exec(`INSERT INTO checkpoints (`+checkpointColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		c.Lane, c.N, c.Entries, c.Last, c.Prev, c.Hash, plane.Micros(c.At), c.Key, c.Sig)
+	c, err := sign(before, open)
+	if err != nil {
+		return false, err
+	}
+	if c.Ranged = !s.pg; s.pg {
+		res, err := x.exec(`UPDATE audit SET seal = ? WHERE lane = ? AND seal = 0 AND id <= ?`, c.N, lane, open[len(open)-1].ID)
+		if err := exactly(res, err, int64(len(open)), plane.Errorf(plane.Conflict, "An entry was added while the lane was sealed.")); err != nil {
+			return false, err
+		}
+	}
+	_, err = x.exec(`INSERT INTO checkpoints (`+checkpointColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		c.Lane, c.N, c.Entries, c.Last, c.Prev, c.Hash, plane.Micros(c.At), flag(c.Ranged), c.Key, c.Sig)
 	if IsUnique(err) {
 		return false, plane.Errorf(plane.Conflict, "Another replica sealed the lane.").Because(err)
 	}
 	return true, err
 }
 
-const checkpointColumns = `lane, n, entries, last, prev, hash, at, key, sig`
+const checkpointColumns = `lane, n, entries, last, prev, hash, at, ranged, key, sig`
 
 func scanCheckpoint(r *sql.Rows) (plane.Checkpoint, error) {
 	var c plane.Checkpoint
-	var at int64
-	err := r.Scan(&c.Lane, &c.N, &c.Entries, &c.Last, &c.Prev, &c.Hash, &at, &c.Key, &c.Sig)
-	c.At = plane.FromMicros(at)
+	var at, ranged int64
+	err := r.Scan(&c.Lane, &c.N, &c.Entries, &c.Last, &c.Prev, &c.Hash, &at, &ranged, &c.Key, &c.Sig)
+	c.At, c.Ranged = plane.FromMicros(at), ranged != 0
 	return c, err
 }
 
@@ -148,32 +159,65 @@ func (s *Store) Checkpoints(ctx context.Context, lane string, after int64, limit
 	return out, err
 }
 
-// Lane calls fn for each entry of a lane in the order of their ids, after one of them,
-// and returns the last id; "" when there are no more.
-func (s *Store) Lane(ctx context.Context, lane, after string, limit int, fn func(plane.AuditEntry)) (last string, err error) {
-	err = s.each(ctx, func(r *sql.Rows) error {
+// Stretch calls fn for each entry that a checkpoint covers, in the order of their ids;
+// after is the last id of the checkpoint before.
+func (s *Store) Stretch(ctx context.Context, c plane.Checkpoint, after string, fn func(plane.AuditEntry)) error {
+	q, args := `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND seal = ? ORDER BY id`, []any{c.Lane, c.N}
+	if c.Ranged {
+		q, args = `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND id > ? AND id <= ? ORDER BY id`, []any{c.Lane, after, c.Last}
+	}
+	return s.each(ctx, func(r *sql.Rows) error {
 		e, err := scanAudit(r)
-		last = e.ID
 		fn(e)
 		return err
-	}, `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND id > ? ORDER BY id LIMIT ?`, lane, after, limit)
-	return last, err
+	}, q, args...)
 }
 
-// CutAudit forgets whole stretches of a lane that were sealed before a time. The
-// checkpoint at the cut stays: what follows is chained to it.
-func (s *Store) CutAudit(t plane.Tx, lane string, before time.Time) error {
-	x := own(t)
-	var cut int64
-	err := x.each(func(r *sql.Rows) error { return r.Scan(&cut) }, `SELECT COALESCE(MAX(n), 0) FROM checkpoints WHERE lane = ? AND at < ?`, lane, plane.Micros(before))
-	if err != nil || cut == 0 {
-		return err
+// Uncovered counts a lane's entries that no checkpoint covers: those that wait to be
+// sealed, and strays that say, or stand where, a checkpoint should cover them that is
+// not there.
+func (s *Store) Uncovered(ctx context.Context, first, head plane.Checkpoint) (open, strays int64, err error) {
+	q, args := `SELECT COALESCE(SUM(CASE WHEN seal = 0 THEN 1 ELSE 0 END), 0), COALESCE(SUM(CASE WHEN seal > ? OR seal > 0 AND seal < ? THEN 1 ELSE 0 END), 0)
+		FROM audit WHERE lane = ? AND (seal = 0 OR seal > ? OR seal < ?)`, []any{head.N, first.N, head.Lane, head.N, first.N}
+	if head.Ranged {
+		q, args = `SELECT (SELECT COUNT(*) FROM audit WHERE lane = ? AND id > ?), (SELECT COUNT(*) FROM audit WHERE lane = ? AND id <= ?)`, []any{head.Lane, head.Last, head.Lane, ""}
+		if first.N > 1 {
+			args[3] = first.Last
+		}
 	}
-	if _, err := x.exec(`DELETE FROM audit WHERE lane = ? AND seal > 0 AND seal <= ?`, lane, cut); err != nil {
-		return err
+	err = s.each(ctx, func(r *sql.Rows) error { return r.Scan(&open, &strays) }, q, args...)
+	return open, strays, err
+}
+
+// cutMost bounds how many checkpoints one transaction forgets.
+const cutMost = 20
+
+// CutAudit forgets whole stretches of a lane that were sealed before a time, a few at
+// once, and reports whether there are more. The checkpoint at the cut stays: what
+// follows is chained to it.
+func (s *Store) CutAudit(t plane.Tx, lane string, before time.Time) (more bool, err error) {
+	x := own(t)
+	var cut, least int64
+	var last string
+	err = x.each(func(r *sql.Rows) error { return r.Scan(&cut, &least) }, `SELECT COALESCE(MAX(n), 0), COALESCE(MIN(n), 0) FROM checkpoints WHERE lane = ? AND at < ?`, lane, plane.Micros(before))
+	if err != nil || cut <= least {
+		return false, err
+	}
+	if cut > least+cutMost {
+		cut, more = least+cutMost, true
+	}
+	if err := x.each(func(r *sql.Rows) error { return r.Scan(&last) }, `SELECT last FROM checkpoints WHERE lane = ? AND n = ?`, lane, cut); err != nil {
+		return false, err
+	}
+	q, args := `DELETE FROM audit WHERE lane = ? AND id <= ?`, []any{lane, last}
+	if s.pg {
+		q, args = `DELETE FROM audit WHERE lane = ? AND seal > 0 AND seal <= ?`, []any{lane, cut}
+	}
+	if _, err := x.exec(q, args...); err != nil {
+		return false, err
 	}
 	_, err = x.exec(`DELETE FROM checkpoints WHERE lane = ? AND n < ?`, lane, cut)
-	return err
+	return more, err
 }
 
 // TakeLease makes owner the holder of a lease until a time, if it is free, over, or

@@ -266,13 +266,13 @@ func lanesAreSealed(t *testing.T, s *store.Store, clock *Clock) {
 	}
 	seal := func(most int) (done bool, n int) {
 		write(t, s, func(tx plane.Tx) (err error) {
-			done, err = s.Seal(tx, "main", most, func(before *plane.Checkpoint, es []plane.AuditEntry) plane.Checkpoint {
+			done, err = s.Seal(tx, "main", most, func(before *plane.Checkpoint, es []plane.AuditEntry) (plane.Checkpoint, error) {
 				n = len(es)
 				c := plane.Checkpoint{Lane: "main", N: 1, Entries: int64(n), Last: es[n-1].ID, Hash: "h", At: tx.Now(), Key: "k", Sig: []byte("s")}
 				if before != nil {
 					c.N, c.Prev = before.N+1, before.Hash
 				}
-				return c
+				return c, nil
 			})
 			return err
 		})
@@ -298,13 +298,33 @@ func lanesAreSealed(t *testing.T, s *store.Store, clock *Clock) {
 		t.Fatalf("%+v", points)
 	}
 	before := clock.Now().Add(-time.Minute)
-	write(t, s, func(tx plane.Tx) error { return s.CutAudit(tx, "main", before) })
+	write(t, s, func(tx plane.Tx) error {
+		more, err := s.CutAudit(tx, "main", before)
+		if more {
+			t.Error("there is no more")
+		}
+		return err
+	})
 	points, err = s.Checkpoints(ctx, "main", 0, 10)
 	must(t, err)
 	entries, err := s.Audit(ctx, plane.AuditFilter{Limit: 10})
 	must(t, err)
-	if len(points) != 2 || points[0].N != 2 || len(entries) != 1 || entries[0].Seal != 3 {
+	if len(points) != 2 || points[0].N != 2 || len(entries) != 1 {
 		t.Fatalf("%+v %+v", points, entries)
+	}
+	covered := 0
+	for i, c := range points {
+		after := ""
+		if i > 0 {
+			after = points[i-1].Last
+		}
+		must(t, s.Stretch(ctx, c, after, func(plane.AuditEntry) { covered++ }))
+	}
+	add(2)
+	open, strays, err := s.Uncovered(ctx, points[0], points[1])
+	must(t, err)
+	if covered != 1 || open != 2 || strays != 0 {
+		t.Errorf("%d covered, %d open, %d strays", covered, open, strays)
 	}
 	for i, want := range []bool{true, false, true} {
 		owner := []string{"a", "b", "a"}[i]

@@ -123,7 +123,7 @@ CREATE TABLE audit_2 (
 INSERT INTO audit_2 SELECT 'before', id, at, who, action, what, decision, digest, 0 FROM audit;
 DROP TABLE audit;
 ALTER TABLE audit_2 RENAME TO audit;
-CREATE INDEX audit_open ON audit (lane, id) WHERE seal = 0;
+CREATE INDEX audit_seal ON audit (lane, seal);
 CREATE TABLE checkpoints (
   lane  TEXT NOT NULL,
   n     BIGINT NOT NULL,
@@ -132,6 +132,7 @@ CREATE TABLE checkpoints (
   prev  TEXT NOT NULL,
   hash  TEXT NOT NULL,
   at    BIGINT NOT NULL,
+  ranged BIGINT NOT NULL,
   key   TEXT NOT NULL,
   sig   BYTEA NOT NULL,
   PRIMARY KEY (lane, n)

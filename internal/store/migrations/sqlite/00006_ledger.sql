@@ -118,7 +118,6 @@ CREATE TABLE audit_2 (
 INSERT INTO audit_2 SELECT 'before', id, at, who, action, what, decision, digest, 0 FROM audit;
 DROP TABLE audit;
 ALTER TABLE audit_2 RENAME TO audit;
-CREATE INDEX audit_open ON audit (lane, id) WHERE seal = 0;
 CREATE TABLE checkpoints (
   lane  TEXT NOT NULL,
   n     BIGINT NOT NULL,
@@ -127,6 +126,7 @@ CREATE TABLE checkpoints (
   prev  TEXT NOT NULL,
   hash  TEXT NOT NULL,
   at    BIGINT NOT NULL,
+  ranged BIGINT NOT NULL,
   key   TEXT NOT NULL,
   sig   BLOB NOT NULL,
   PRIMARY KEY (lane, n)
