@@ -116,7 +116,7 @@ func (s *Store) take(x *tx, c *plane.Call) error {
 	if c.Spec == "" || c.Class == plane.Query {
 		return nil
 	}
-	res, err := x.exec(`INSERT INTO claims (connection, target, call, tool, spec, why, at) VALUES (?, ?, ?, ?, ?, '', ?) ON CONFLICT DO NOTHING`,
+	res, err := x.exec(`INSERT INTO claims (connection, target, call, tool, spec, why, at, beside) VALUES (?, ?, ?, ?, ?, '', ?, '') ON CONFLICT DO NOTHING`,
 		c.Connection, c.Target, c.ID, c.Tool, c.Spec, plane.Micros(x.now))
 	if err := exactly(res, err, 1, plane.Errorf(plane.Conflict, "Another call was first.")); err != nil {
 		if held := s.holder(x, c); held != nil {

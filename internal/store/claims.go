@@ -42,9 +42,16 @@ func (s *Store) moveClaim(x *tx, c *plane.Call, from plane.CallState) error {
 		return nil
 	}
 	if why != "" {
-		_, err := x.exec(`INSERT INTO claims (connection, target, call, tool, spec, why, at) VALUES (?, ?, ?, ?, ?, ?, ?)
+		// A named target has one claim; what nobody named may have several, each by its
+		// call. (A partial index would have SQLite prepare each dispatch anew, since
+		// whether it serves hangs on what is bound.)
+		beside := string(c.ID)
+		if c.Spec != "" {
+			beside = ""
+		}
+		_, err := x.exec(`INSERT INTO claims (connection, target, call, tool, spec, why, at, beside) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 			ON CONFLICT (connection, target, call) DO UPDATE SET why = excluded.why`,
-			c.Connection, c.Target, c.ID, c.Tool, c.Spec, why, plane.Micros(x.now))
+			c.Connection, c.Target, c.ID, c.Tool, c.Spec, why, plane.Micros(x.now), beside)
 		return err
 	}
 	if c.Spec == "" && from != plane.CallUnknown {

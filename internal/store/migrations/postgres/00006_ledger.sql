@@ -17,9 +17,10 @@ CREATE TABLE claims (
   spec       TEXT NOT NULL,
   why        TEXT NOT NULL,
   at         BIGINT NOT NULL,
+  beside     TEXT NOT NULL,
   PRIMARY KEY (connection, target, call)
 );
-CREATE UNIQUE INDEX claims_named ON claims (connection, target) WHERE spec <> '';
+CREATE UNIQUE INDEX claims_beside ON claims (connection, target, beside);
 CREATE INDEX claims_call ON claims (call);
 CREATE TABLE approvals (
   id          TEXT PRIMARY KEY,
