@@ -30,22 +30,47 @@ func callArgs(c *plane.Call) []any {
 
 // InsertCall adds a call as it is: planned, or settled already.
 func (s *Store) InsertCall(t plane.Tx, c *plane.Call) error {
-	res, err := own(t).exec(`INSERT INTO calls (`+callColumns+`)
-		VALUES (`+callMarks+`)`, callArgs(c)...)
+	q, args := `INSERT INTO calls (`+callColumns+`) VALUES (`+callMarks+`)`, []any(nil)
+	if lean(c) {
+		q, args = `INSERT INTO calls (`+leanColumns+`) VALUES (`+leanMarks+`)`, leanArgs(c, 0)
+	} else {
+		args = callArgs(c)
+	}
+	res, err := own(t).exec(q, args...)
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The call is recorded already."))
 }
 
 // callMarks stand for callArgs.
 const callMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?`
 
+// A client's call has nothing to say in a third of the columns: binding those would cost
+// as much as writing the row.
+const (
+	leanColumns = `id, run, agent, principal, connection, version, server, tool, alias, fingerprint, class, args_digest, state, reason, attempts,
+	planned_at, done_at, bytes, target, spec, result, owner, tool_use, replaces, fence, resolved_by, note`
+	leanMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', '', 0, '', ''`
+)
+
+func lean(c *plane.Call) bool {
+	return c.Fence == 0 && c.ToolUse == "" && c.Replaces == "" && c.ResolvedBy == "" && c.Note == "" && c.Idem == "" && c.Approval == "" && c.Evidence == "" && c.Proof == ""
+}
+
+// leanArgs are for leanMarks, with room for more.
+func leanArgs(c *plane.Call, more int) []any {
+	return append(make([]any, 0, 22+more), c.ID, c.Run, c.Agent, c.Principal, c.Connection, c.Version, c.Server, c.Tool, c.Alias, c.Fingerprint, c.Class,
+		c.ArgsDigest, c.State, c.Reason, c.Attempts, plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), c.Bytes, c.Target, c.Spec, c.Result, c.Owner)
+}
+
 // standing is the condition that a dispatch re-checks in the database: the
 // connection is enabled and at the version that was offered; the run, where there is
 // one, is still held under the fence that planned the call; no claim of another call
 // is on its target; and the source of an own run's call is reserved as it stands.
-const standing = ` EXISTS (SELECT 1 FROM connections WHERE id = ? AND version = ? AND enabled = 1 AND state = 'connected' {share})
+const standing = connected + `
 	AND (? = 0 OR EXISTS (SELECT 1 FROM runs WHERE id = ? AND fence = ? AND state = 'running' AND cancel = 0 {share}))
 	AND (? = '' OR NOT EXISTS (SELECT 1 FROM claims WHERE` + claimed + `))
 	AND (? = '' OR EXISTS (SELECT 1 FROM evidence WHERE id = ? AND call = ? AND connection = ? AND version = ? AND tool = ? AND fingerprint = ?))`
+
+const connected = ` EXISTS (SELECT 1 FROM connections WHERE id = ? AND version = ? AND enabled = 1 AND state = 'connected' {share})`
 
 // claimed finds the claims that keep a call back: on its target, or by another way of
 // naming the targets of its tool.
@@ -67,7 +92,14 @@ func claimedArgs(c *plane.Call) []any { return []any{c.Connection, c.ID, c.Targe
 // own before it ends: the call's says as much.
 func (s *Store) InsertDispatched(t plane.Tx, c *plane.Call) error {
 	x := own(t)
-	res, err := x.exec(`INSERT INTO calls (`+callColumns+`) SELECT `+callMarks+` WHERE`+standing, append(callArgs(c), standingArgs(c)...)...)
+	q, args := `INSERT INTO calls (`+callColumns+`) SELECT `+callMarks+` WHERE`+standing, []any(nil)
+	if lean(c) && c.Class != plane.Query && c.Target != "" {
+		q = `INSERT INTO calls (` + leanColumns + `) SELECT ` + leanMarks + ` WHERE` + connected + ` AND NOT EXISTS (SELECT 1 FROM claims WHERE` + claimed + `)`
+		args = append(append(leanArgs(c, 7), c.Connection, c.Version), claimedArgs(c)...)
+	} else {
+		args = append(callArgs(c), standingArgs(c)...)
+	}
+	res, err := x.exec(q, args...)
 	if err := s.stands(x, c, res, err); err != nil {
 		return err
 	}
