@@ -35,7 +35,7 @@ var allowed = map[string]string{
 	"internal/consent":  "catalog connect oauth plane policy secret",
 	"internal/run":      "bridge ledger model plane secret telemetry",
 	"internal/bridge":   "mcp plane policy telemetry upstream",
-	"internal/ledger":   "plane",
+	"internal/ledger":   "mcp plane",
 	"internal/connect":  "oauth plane policy secret",
 	"internal/upstream": "catalog connect mcp plane policy",
 	"internal/catalog":  "mcp plane policy",

@@ -44,7 +44,11 @@ func (s *served) pending() command.ApprovalRow {
 	if err := s.do("approvals.list", command.ApprovalsListInput{Limit: 10}, &l); err != nil || len(l.Approvals) != 1 {
 		s.t.Fatalf("%+v %v", l, err)
 	}
-	return l.Approvals[0]
+	var a command.ApprovalRow
+	if err := s.do("approvals.show", command.ApprovalInput{ID: l.Approvals[0].ID}, &a); err != nil {
+		s.t.Fatal(err)
+	}
+	return a
 }
 
 // ended follows a run until it is over.

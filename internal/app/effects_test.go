@@ -54,6 +54,16 @@ func TestAnUnknownEffectHoldsItsTarget(t *testing.T) {
 			t.Errorf("%s", again)
 		}
 	}
+	for _, same := range []string{" 1", "1.0", "1e0", "01", "", "  "} { // ways to write it, and none at all
+		if said := call("move", same); !strings.Contains(said, "not settled") {
+			t.Errorf("%q: %s", same, said)
+		}
+	}
+	s.refresh("up")
+	err := s.do("mcp.classify", command.ClassifyInput{Name: "up", Tool: "move", Class: "query", Fingerprint: s.tool("up", "move").Fingerprint}, &command.MCPChanged{})
+	if plane.KindOf(err) != plane.Conflict || !strings.Contains(err.Error(), "not settled") {
+		t.Errorf("reviewed as a query: %v", err)
+	}
 	if call("move", "2") != "ok" || call("close", "1") != "ok" {
 		t.Error("another target is held")
 	}
@@ -74,6 +84,27 @@ func TestAnUnknownEffectHoldsItsTarget(t *testing.T) {
 	s.settle(1)
 	if call("move", "1") != "ok" {
 		t.Error("the target is not free")
+	}
+}
+
+// A connection is not removed while it is not settled what became of a call there.
+func TestAConnectionWithAnOpenCallStays(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("pay", ""))
+	m.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		return nil, &mcp.RPCError{Code: -32603, Message: "?"}
+	})
+	s := start(t, "", "egress: {allow: [{to: \""+m.URL+"\", for: [mine]}]}\n")
+	s.add("mine", m.Endpoint(), nil)
+	if _, err := s.callTool("mine", "pay"); err != nil {
+		t.Fatal(err)
+	}
+	err := s.do("mcp.remove", command.NameInput{Name: "mine"}, &command.MCPChanged{})
+	if plane.KindOf(err) != plane.Conflict || !strings.Contains(err.Error(), "not settled") {
+		t.Fatalf("%v", err)
+	}
+	s.settle(1)
+	if err := s.do("mcp.remove", command.NameInput{Name: "mine"}, &command.MCPChanged{}); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -275,6 +306,15 @@ func TestTaint(t *testing.T) {
 			t.Errorf("%s: %s", taint, kinds(evs))
 		}
 	}
+	// The words of a failure are read too.
+	mail.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		return nil, &mcp.RPCError{Code: mcp.CodeInvalidParams, Message: "private words"}
+	})
+	s = start(t, "", cfg("enforce"))
+	if show, _ := s.ask("go", "general"); show.Run.Waiting != "approval" {
+		t.Errorf("after a failure: %+v", show.Run)
+	}
+	mail.OnCall(nil)
 	// A client's session counts as a run.
 	s = start(t, "", cfg("enforce"))
 	c := s.plug("general", s.agentToken("general"), "2025-11-25", nil)

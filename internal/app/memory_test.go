@@ -55,7 +55,7 @@ func (s *served) as(label string) *client.Client {
 func TestMemoryKeepsItsSources(t *testing.T) {
 	for _, search := range []bool{false, true} {
 		t.Run(fmt.Sprintf("search %v", search), func(t *testing.T) {
-			s, _, l := rememberer(t, search)
+			s, m, l := rememberer(t, search)
 			play := func(turns ...fake.Turn) func(int, string) fake.Turn {
 				n := -1
 				return func(int, string) fake.Turn { n++; return turns[min(n, len(turns)-1)] }
@@ -86,6 +86,16 @@ func TestMemoryKeepsItsSources(t *testing.T) {
 			text, sources = recall(s.as("other"))
 			if !strings.Contains(text, "4711 tons") || strings.Contains(text, "overpriced") || len(sources) != 2 || sources[0] != evd || strings.Contains(sources[1], "cli:local") {
 				t.Errorf("another conversation: %v\n%s", sources, text)
+			}
+			// What a server only gives back of what people said is no quotation.
+			l.Script(play(call("mcp__up__read", `{"x":"whether Ada is ill"}`), call("remember", `{"text":"No results for whether Ada is ill in the quarterly harvest"}`), fake.Turn{Text: "Noted."}))
+			m.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+				return fake.Text("No results for whether Ada is ill in the quarterly harvest"), nil
+			})
+			show, _ = s.ask("look it up", "general")
+			s.ended(show.Run.ID)
+			if text, _ := recall(s.as("third")); strings.Contains(text, "ill in") {
+				t.Errorf("it reached another conversation: %s", text)
 			}
 			s.stop()
 			b, err := os.ReadFile(filepath.Join(s.dir, "d", "patchbay.db"))

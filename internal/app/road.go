@@ -71,7 +71,7 @@ func (a *App) connectAll(ctx context.Context) error {
 	}
 	a.worker = a.newWorker()
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
-		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Change: a.change, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log, Contract: ledger.AdmitContract,
+		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Change: a.change, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log, Contract: ledger.AdmitContract, Claims: a.store.ClaimsOf,
 		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
 	a.keys = a.newRotation()
 	return nil

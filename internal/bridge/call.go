@@ -128,14 +128,14 @@ func (s *Session) Call(ctx context.Context, in In) (*Out, error) {
 		return s.refuse(ctx, in, call, "The arguments do not fit the tool's schema, and nothing was sent: "+strings.Join(faults, "; ")+".", "bad_arguments")
 	}
 	conn := grant.Connection()
-	if in.Planned == nil && call.Target == "" {
+	if in.Planned == nil && call.Target == "" || call.Replaces != "" && call.Proof == "" {
 		s.bind(call, &conn, tool.Definition, args)
 	}
+	out, err := s.permit(ctx, in, tool, call, &conn, args, l)
+	if out != nil || err != nil {
+		return out, err
+	}
 	if l == nil || l.Approval != "" {
-		out, err := s.permit(ctx, in, tool, call, &conn, args, l)
-		if out != nil || err != nil {
-			return out, err
-		}
 		if call.Approval != "" { // a person took their time: decide again
 			if grant, denial = s.decide(tool); denial != nil {
 				return s.refuse(ctx, in, call, denial.Reason, "denied")
@@ -186,7 +186,7 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 			req.Arguments = mcp.SetMember(args, conn.KeyArgument(d.Name), req.Key)
 		}
 	}
-	warn := s.current().agent.Taint != plane.TaintOff && s.Tainted(&conn, d)
+	warn := s.taintUse() != plane.TaintOff && s.Tainted(&conn, d)
 	t := s.travel(ctx, g, call, req)
 	out := &Out{Call: call, Bytes: t.res.Bytes}
 	if warn && t.sent {
@@ -212,6 +212,7 @@ func (s *Session) send(ctx context.Context, in In, tool *Tool, call *plane.Call,
 			return out, nil
 		}
 	case t.err != nil:
+		s.AddLabels(conn.Labels()) // the server's words are handed on
 		out.IsError, out.Fault = true, faultOf(t.ending, t.err)
 		s.advise(out, s.failureText(tool.Server, t.ending, t.err), t.err)
 		out.RPC = handledBy(in.Caller, t.err)

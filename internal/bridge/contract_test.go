@@ -13,6 +13,7 @@ import (
 	"patchbay/internal/ledger"
 	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
+	"patchbay/internal/policy"
 )
 
 const (
@@ -47,7 +48,7 @@ func contracted(t *testing.T, endpoint string) (*rig, *fake.MCP, *bridge.Session
 
 func answers(f *fake.MCP, id, description, more string) {
 	f.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
-		return json.RawMessage(fmt.Sprintf(`{"content":[],"structuredContent":{"issue":{"id":%q,"description":%q%s}}}`, id, description, more)), nil
+		return json.RawMessage(fmt.Sprintf(`{"content":[],"structuredContent":{"issue":{"id":%q,"identifier":"ENG-7","description":%q%s}}}`, id, description, more)), nil
 	})
 }
 
@@ -84,7 +85,7 @@ func TestLinearAtomicAppend(t *testing.T) {
 		t.Fatalf("%+v %s %v", row, held(out.Call), err)
 	}
 	answers(f, issueA, "Text…", "") // an excerpt: ended, not verified
-	out = r.call(s, "mcp__linear__save_issue", fmt.Sprintf(`{"id":%q,"patch":[{"op":"append","text":"Even more."}]}`, issueA))
+	out = r.call(s, "mcp__linear__save_issue", fmt.Sprintf(`{"id":%q,"patch":{"op":"append","text":"Even more."}}`, issueA))
 	if row = r.state(out.Call.ID); json.Unmarshal([]byte(row.Proof), &p) != nil || p.Receipt == nil || p.Receipt.Verified || held(out.Call) != "" {
 		t.Errorf("%+v", row)
 	}
@@ -93,6 +94,7 @@ func TestLinearAtomicAppend(t *testing.T) {
 		"another patch":         {fmt.Sprintf(`{"id":%q,"patch":{"op":"replace","text":"x"}}`, issueA), issueA, ""},
 		"two patches":           {fmt.Sprintf(`{"id":%q,"patch":[{"op":"append","text":"x"},{"op":"append","text":"y"}]}`, issueA), issueA, ""},
 		"an empty patch":        {fmt.Sprintf(`{"id":%q,"patch":{"op":"append","text":" "}}`, issueA), issueA, ""},
+		"a list of one":         {fmt.Sprintf(`{"id":%q,"patch":[{"op":"append","text":"x"}]}`, issueA), issueA, ""},
 		"a relation":            {fmt.Sprintf(`{"id":%q,"patch":{"op":"append","text":"x"},"parentId":"y"}`, issueA), issueA, ""},
 		"an identifier":         {`{"id":"ENG-1","patch":{"op":"append","text":"x"}}`, issueA, ""},
 		"an upper-case UUID":    {fmt.Sprintf(`{"id":%q,"patch":{"op":"append","text":"x"}}`, strings.ToUpper(issueA)), issueA, ""},
@@ -164,6 +166,77 @@ func TestAContractDoesNotGuess(t *testing.T) {
 		t.Errorf("another issue is held: %+v", out)
 	}
 	if out := r.call(s, "mcp__linear__save_issue", appendTo(issueA)); !out.IsError || len(f.Calls()) != 2 {
+		t.Errorf("%+v", out)
+	}
+}
+
+// An answer counts that is one final issue and nothing else.
+func TestWhatIsAFinalIssue(t *testing.T) {
+	l := ledger.New(nil, plane.SystemClock{})
+	ends := func(result string) bool {
+		c := &plane.Call{ID: "cal_x", Class: plane.Effect, Tool: "save_issue", Target: "tool:save_issue"}
+		l.Under(c, contract, linear, []byte(appendTo(issueA)))
+		l.Prove(c, contract, linear, []byte(appendTo(issueA)), []byte(result))
+		return c.Hold == "" && strings.Contains(c.Proof, `"receipt"`)
+	}
+	issue := fmt.Sprintf(`{"id":%q,"identifier":"ENG-7","status":"In Progress","description":"x"}`, issueA)
+	text := func(s string) string { return fmt.Sprintf(`{"content":[{"type":"text","text":%q}]}`, s) }
+	for _, good := range []string{`{"content":[],"structuredContent":` + issue + `}`, `{"content":[],"structuredContent":{"issue":` + issue + `},"isError":false}`, text(issue), text(`{"issue":` + issue + `}`),
+		fmt.Sprintf(`{"content":[{"type":"text","text":%q}],"structuredContent":%s}`, issue, issue)} {
+		if !ends(good) {
+			t.Errorf("no receipt for %s", good)
+		}
+	}
+	for _, bad := range []string{text(appendTo(issueA)), text(fmt.Sprintf(`{"success":false,"error":"denied","issue":%s}`, issue)), text(fmt.Sprintf(`{"id":%q,"identifier":"E","error":"denied"}`, issueA)),
+		text(fmt.Sprintf(`{"status":"queued","jobId":"j","issue":%s}`, issue)), text(fmt.Sprintf(`{"asyncStatus":"pending","issue":%s}`, issue)), text(fmt.Sprintf(`{"id":%q,"identifier":"E","asyncStatus":"pending"}`, issueA)),
+		fmt.Sprintf(`{"task":{"id":"1"},"content":[],"structuredContent":%s}`, issue), text(fmt.Sprintf(`{"id":%q,"id":%q,"identifier":"E"}`, issueB, issueA)), text(fmt.Sprintf(`{"ID":%q,"identifier":"E"}`, issueA)),
+		text(`{"ISSUE":` + issue + `}`), fmt.Sprintf(`{"content":[{"type":"text","text":"Queued; not applied yet"}],"structuredContent":%s}`, issue), text(fmt.Sprintf(`{"id":%q}`, issueA)), text(issue + issue),
+		fmt.Sprintf(`{"content":[],"isError":true,"structuredContent":%s}`, issue), `{"content":[],"resultType":"input_required","structuredContent":` + issue + `}`, `{}`, ``} {
+		if ends(bad) {
+			t.Errorf("a receipt for %s", bad)
+		}
+	}
+}
+
+// An answer that comes after its call was given up frees the target only if it fulfils
+// the contract.
+func TestALateAnswerIsHeldToTheContract(t *testing.T) {
+	for more, frees := range map[string]bool{"": true, `,"asyncStatus":"queued"`: false} {
+		r, f, s := contracted(t, linear)
+		f.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+			l := ledger.New(r.store, plane.SystemClock{})
+			if err := l.RecoverSessions(t.Context(), time.Now().Add(time.Hour)); err != nil {
+				t.Error(err)
+			}
+			return json.RawMessage(fmt.Sprintf(`{"content":[],"structuredContent":{"issue":{"id":%q,"identifier":"ENG-7"%s}}}`, issueA, more)), nil
+		})
+		out := r.call(s, "mcp__linear__save_issue", appendTo(issueA))
+		row, err := r.store.CallByID(t.Context(), out.Call.ID)
+		if err != nil || row.State != plane.CallResolvedDone || row.ResolvedBy != "patchbay" || out.IsError {
+			t.Errorf("%q: %+v %v", more, row, err)
+		}
+		claims, err := r.store.Claims(t.Context())
+		if err != nil || (len(claims) == 0) != frees {
+			t.Errorf("%q: %+v %v", more, claims, err)
+		}
+	}
+}
+
+// What an operator blocks in mid-session is not sent, whatever was offered.
+func TestABlockHoldsAtOnce(t *testing.T) {
+	f := fake.NewMCP(t, fake.Tool("pay", ""))
+	r := newRig(t, nil, server{"up", f, nil})
+	s := r.open("general")
+	if out := r.call(s, "mcp__up__pay", `{}`); out.IsError {
+		t.Fatalf("%+v", out)
+	}
+	snap, err := policy.Compile(policy.Rules{Connections: r.conns, Agents: map[string]plane.Agent{"general": {Slug: "general", Trust: plane.Open, MCP: true,
+		Approvals: []plane.ToolMode{{Pattern: "mcp__up__*", Mode: plane.Block}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.snap = snap
+	if out := r.call(s, "mcp__up__pay", `{}`); !out.IsError || !strings.Contains(out.Text, "blocked") || len(f.Calls()) != 1 {
 		t.Errorf("%+v", out)
 	}
 }

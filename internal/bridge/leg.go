@@ -22,6 +22,7 @@ type leg struct {
 	Call      plane.CallID       `json:"c"`
 	Approval  plane.ApprovalID   `json:"y,omitempty"` // a person is asked, not the server's caller
 	Planned   int64              `json:"p"`
+	Since     int64              `json:"i"` // when its caller was asked
 	Attempts  int                `json:"n"`
 	Class     plane.Class        `json:"k"`
 	Run       plane.RunID        `json:"r"`
@@ -46,9 +47,9 @@ func (s *Session) whose() []string {
 func (s *Session) wait(ctx context.Context, out *Out, call *plane.Call, res upstream.Result, method string, args json.RawMessage) error {
 	if s.b.Sealer == nil || call.Attempts >= maxLegs {
 		out.Raw, out.IsError, out.Text = nil, true, "The server asks for more input than is handed on."
-		return s.settle(ctx, In{}, out, call, plane.Ending{Answered: true, IsError: true, Detail: out.Text})
+		return s.settle(ctx, In{}, out, call, plane.Ending{Fault: plane.FaultProtocol, Detail: out.Text}) // who knows what it did by now
 	}
-	l := leg{Call: call.ID, Planned: plane.Micros(call.PlannedAt), Attempts: call.Attempts, Class: call.Class, Run: call.Run, Who: s.whose(), Method: method,
+	l := leg{Call: call.ID, Planned: plane.Micros(call.PlannedAt), Since: plane.Micros(s.b.Clock.Now()), Attempts: call.Attempts, Class: call.Class, Run: call.Run, Who: s.whose(), Method: method,
 		Alias: call.Alias, Tool: call.Tool, Conn: call.Connection, Version: call.Version, Print: call.Fingerprint, Arguments: digestOf(args)}
 	if raw := member(res.Raw, "requestState"); raw != nil {
 		if state, ok := mcp.String(raw); ok {
@@ -87,7 +88,7 @@ func (s *Session) resume(state, method, alias string, conn plane.ConnectionID, a
 	if !slices.Equal(l.Who, s.whose()) || l.Method != method || l.Alias != alias || l.Conn != conn || l.Arguments != digestOf(args) {
 		return nil, bad
 	}
-	if s.b.Clock.Now().Sub(plane.FromMicros(l.Planned)) > plane.InputLife {
+	if s.b.Clock.Now().Sub(plane.FromMicros(l.Since)) > plane.InputLife {
 		return nil, plane.Errorf(plane.Gone, "The call waited for input for too long.").Then("Make the call anew, without its requestState.")
 	}
 	return &l, nil

@@ -1,12 +1,16 @@
 package bridge
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math/big"
+	"strconv"
+	"strings"
 
 	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
@@ -23,12 +27,12 @@ type Approvals interface {
 // permit lets a call pass, or returns what its caller is told: it is blocked, was
 // denied, or waits for a person. A caller that can be asked is.
 func (s *Session) permit(ctx context.Context, in In, tool *Tool, call *plane.Call, conn *plane.Connection, args json.RawMessage, l *leg) (*Out, error) {
-	mode, why := s.current().policy.Approval(s.o.Agent, conn, tool.Definition)
-	if t := s.taint(conn, tool.Definition); t != "" && mode == plane.Always {
-		mode, why = plane.Ask, t
-	}
+	mode, why := s.mode(conn, tool.Definition)
 	if mode == plane.Block {
-		return s.refuse(ctx, in, call, "The tool is blocked for this agent: "+why+".", "blocked")
+		return s.blocked(ctx, in, call, why)
+	}
+	if l != nil && l.Approval == "" {
+		return nil, nil // it was let pass before its server asked for more
 	}
 	if mode == plane.Always && call.State != plane.CallAwaitingApproval {
 		return nil, nil
@@ -56,6 +60,9 @@ func (s *Session) permit(ctx context.Context, in In, tool *Tool, call *plane.Cal
 		if !word.Fits(call) {
 			return s.refuse(ctx, in, call, "The approval was for another call; nothing was sent.", "approval")
 		}
+		if mode, why := s.mode(conn, tool.Definition); mode == plane.Block {
+			return s.blocked(ctx, in, call, why)
+		}
 		call.Approval = word.ID
 		return nil, nil
 	case plane.ApprovalPending:
@@ -67,6 +74,25 @@ func (s *Session) permit(ctx context.Context, in In, tool *Tool, call *plane.Cal
 		return s.refuse(ctx, in, call, word.Refusal(), "denied")
 	}
 	return s.refuse(ctx, in, call, "Nobody approved the call in time; it was not sent.", "approval")
+}
+
+// mode is what policy says now, with what the session has read.
+func (s *Session) mode(conn *plane.Connection, d *plane.Definition) (plane.ApprovalMode, string) {
+	mode, why := s.b.Policy().Approval(s.o.Agent, conn, d)
+	if mode == plane.Always && s.taintUse() == plane.TaintEnforce && s.Tainted(conn, d) {
+		return plane.Ask, taintText
+	}
+	return mode, why
+}
+
+// taintUse is what the agent's config says now.
+func (s *Session) taintUse() plane.TaintUse {
+	a, _ := s.b.Policy().Agent(s.o.Agent)
+	return a.Taint
+}
+
+func (s *Session) blocked(ctx context.Context, in In, call *plane.Call, why string) (*Out, error) {
+	return s.refuse(ctx, in, call, "The tool is blocked for this agent: "+why+".", "blocked")
 }
 
 // word is what was said of the call before: of a run's by its row, of a client's by
@@ -100,7 +126,7 @@ type answerOf struct {
 // token names a user who may decide. Whatever is no plain yes or no leaves the
 // approval open for others.
 func (s *Session) elicit(ctx context.Context, in In, call *plane.Call, a *plane.Approval, args json.RawMessage, l *leg) (*plane.Approval, error) {
-	if !s.canElicit(in, a) {
+	if !s.canElicit(in, a, args) {
 		return a, nil
 	}
 	var raw json.RawMessage
@@ -134,20 +160,19 @@ func (s *Session) elicit(ctx context.Context, in In, call *plane.Call, a *plane.
 	return &decided, err
 }
 
-func (s *Session) canElicit(in In, a *plane.Approval) bool {
-	return s.o.Run == "" && in.Caller.Elicits && (in.Caller.Modern || in.Caller.Ask != nil) && s.o.Principal.NamesUser() &&
+// canElicit says whether the caller's user can be asked by a form that shows everything.
+func (s *Session) canElicit(in In, a *plane.Approval, args json.RawMessage) bool {
+	return len(args) <= maxAskedArguments && s.o.Run == "" && in.Caller.Elicits && (in.Caller.Modern || in.Caller.Ask != nil) && s.o.Principal.NamesUser() &&
 		s.b.Policy().MayDecide(s.o.Principal, a.Principal, a.Agent)
 }
 
-// maxAskedArguments is how much of a call's arguments a form shows, in characters.
+// maxAskedArguments is how large arguments may be that a form shows, in bytes: what is
+// approved is shown whole.
 const maxAskedArguments = 2000
 
 // elicitation is the form that asks for an approval.
 func elicitation(a *plane.Approval, args json.RawMessage) json.RawMessage {
-	shown, cut := clipRunes(Visible(string(args)), maxAskedArguments)
-	if cut {
-		shown += "… (" + fmt.Sprint(len(args)) + " bytes in all)"
-	}
+	shown := Visible(string(args))
 	b, _ := json.Marshal(map[string]any{ // strings always marshal
 		"mode":    "form",
 		"message": fmt.Sprintf("Allow the agent %s to call %s at %s, once? It is asked because %s. Arguments: %s", a.Agent, Visible(a.Tool), a.Server, a.Why, shown),
@@ -162,10 +187,10 @@ func (s *Session) waiting(ctx context.Context, in In, call *plane.Call, a *plane
 	out := &Out{Call: call, Waiting: a, IsError: true, Fault: "approval",
 		Text: fmt.Sprintf("The call waits for a person's approval (%s): %s. It was not sent.", a.ID, a.Why),
 		Next: "patchbay approvals decide " + string(a.ID) + " approve|deny; then make the same call again."}
-	if !in.Caller.Modern || in.State != "" || !s.canElicit(in, a) || s.b.Sealer == nil {
+	if !in.Caller.Modern || in.State != "" || !s.canElicit(in, a, args) || s.b.Sealer == nil {
 		return out, nil
 	}
-	l := leg{Call: call.ID, Approval: a.ID, Planned: plane.Micros(call.PlannedAt), Class: call.Class, Run: call.Run, Who: s.whose(), Method: mcp.MethodToolsCall,
+	l := leg{Call: call.ID, Approval: a.ID, Planned: plane.Micros(call.PlannedAt), Since: plane.Micros(s.b.Clock.Now()), Class: call.Class, Run: call.Run, Who: s.whose(), Method: mcp.MethodToolsCall,
 		Alias: call.Alias, Tool: call.Tool, Conn: call.Connection, Version: call.Version, Print: call.Fingerprint, Arguments: call.ArgsDigest}
 	state, err := s.sealed(&l)
 	if err != nil {
@@ -186,15 +211,6 @@ func (s *Session) sealed(l *leg) (string, error) {
 		return "", err
 	}
 	return base64.RawURLEncoding.EncodeToString(s.b.Sealer.Seal(plain)), nil
-}
-
-// taint says why an outward effect of a session that read private and untrusted data
-// asks a person; nothing where the agent does not enforce it.
-func (s *Session) taint(conn *plane.Connection, d *plane.Definition) string {
-	if s.current().agent.Taint != plane.TaintEnforce || !s.Tainted(conn, d) {
-		return ""
-	}
-	return taintText
 }
 
 const taintText = "it reaches outside, and this session has read private and untrusted data"
@@ -232,22 +248,84 @@ func targetOf(conn *plane.Connection, tool string, args json.RawMessage) (target
 			return whole, "" // left out: anything of the tool may be meant
 		}
 	}
-	if v[0] == '{' || v[0] == '[' || len(v) > maxTarget {
-		sum := sha256.Sum256(v)
-		return "arg:#" + hex.EncodeToString(sum[:]), path
+	key := canonicalValue(v)
+	if key == "" {
+		return whole, "" // it names nothing
 	}
-	if str, ok := mcp.String(v); ok {
-		return "arg:" + str, path
-	}
-	return "arg:" + string(v), path
+	// A digest: arguments do not rest in the record.
+	sum := sha256.Sum256([]byte(key))
+	return "arg:" + hex.EncodeToString(sum[:16]), path
 }
 
-// maxTarget is the longest value that names a target as it is, in bytes.
-const maxTarget = 512
+// canonicalValue is one text for all ways to write a value; "" for one that says nothing.
+// A number and a string of the same digits are one: servers take either.
+func canonicalValue(v json.RawMessage) string {
+	d := json.NewDecoder(bytes.NewReader(v))
+	d.UseNumber()
+	var x any
+	if d.Decode(&x) != nil {
+		return ""
+	}
+	switch x := x.(type) {
+	case nil:
+		return ""
+	case string:
+		s := strings.TrimSpace(x)
+		if n := canonicalNumber(s); n != "" {
+			return n
+		}
+		return s
+	case json.Number:
+		if n := canonicalNumber(x.String()); n != "" {
+			return n
+		}
+		return x.String()
+	}
+	b, err := json.Marshal(x) // with sorted keys
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// canonicalNumber writes a number of moderate size in one way; "" for what is none.
+func canonicalNumber(s string) string {
+	if len(s) == 0 || len(s) > 64 || strings.Trim(s, "+-.0123456789eE") != "" {
+		return ""
+	}
+	if exponent(s) > 64 {
+		return ""
+	}
+	r, ok := new(big.Rat).SetString(s)
+	if !ok {
+		return ""
+	}
+	return r.RatString()
+}
+
+// exponent is a number's, or more than any that is taken.
+func exponent(s string) int {
+	_, e, ok := strings.Cut(strings.ToLower(s), "e")
+	if !ok {
+		return 0
+	}
+	n, err := strconv.Atoi(e)
+	if err != nil {
+		return 1 << 20
+	}
+	return max(n, -n)
+}
 
 // Current reports that a connection still is what it was at a version: what was read
 // from another account, or before it was signed in again, is not handed on as its own.
 func (s *Session) Current(id plane.ConnectionID, version int64) bool {
 	conn, ok := s.b.Policy().Connection(id)
 	return ok && conn.Version == version
+}
+
+// Shared reports that a connection is the org's or the agent's, so that what it says
+// belongs to the whole agent, and to nobody in particular.
+func (s *Session) Shared(id plane.ConnectionID) bool {
+	conn, ok := s.b.Policy().Connection(id)
+	return ok && conn.Scope.Rank() <= 1
 }

@@ -27,7 +27,7 @@ type ApprovalRow struct {
 	Server    string    `json:"server"`
 	Tool      string    `json:"tool"`
 	Why       string    `json:"why"`
-	Arguments string    `json:"arguments,omitempty"` // as they will be sent
+	Arguments string    `json:"arguments,omitempty"` // as they will be sent; of one that is shown and open
 	Digest    string    `json:"arguments_digest"`
 	Call      string    `json:"call"`
 	Run       string    `json:"run"`
@@ -58,13 +58,9 @@ func (o *ApprovalsList) Text(w io.Writer, s Style) {
 	}
 	var rows [][]string
 	for _, a := range o.Approvals {
-		args := bridge.Visible(a.Arguments)
-		if s.Terminal {
-			args = oneLine(args, 60)
-		}
-		rows = append(rows, []string{a.ID, s.state(a.State), a.Agent, a.Server + "/" + bridge.Visible(a.Tool), s.ago(a.AskedAt), args})
+		rows = append(rows, []string{a.ID, s.state(a.State), a.Agent, a.Server + "/" + bridge.Visible(a.Tool), s.ago(a.AskedAt), a.AskedFor, a.Why})
 	}
-	table(w, s, []string{"APPROVAL", "STATE", "AGENT", "TOOL", "ASKED", "ARGUMENTS"}, rows)
+	table(w, s, []string{"APPROVAL", "STATE", "AGENT", "TOOL", "ASKED", "FOR", "WHY"}, rows)
 }
 
 // ApprovalInput names an approval.

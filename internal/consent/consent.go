@@ -96,6 +96,8 @@ type Options struct {
 	Log         *slog.Logger
 	// Contract holds a review's completion contract to what it is for; nil knows none.
 	Contract func(name, endpoint, tool string, class plane.Class) error
+	// Claims are those on a connection's targets that wait for a person; nil for none.
+	Claims func(ctx context.Context, id plane.ConnectionID) ([]plane.Claim, error)
 
 	PublicURL   func() string // without a slash at its end; "" when there is none
 	CIMD        string        // auto, on, off

@@ -43,7 +43,7 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 	if err != nil {
 		return old, err
 	}
-	reviews, err := s.reviewed(who, old, ch.Reviews)
+	reviews, err := s.reviewed(ctx, who, old, ch.Reviews)
 	if err != nil {
 		return old, err
 	}

@@ -213,6 +213,13 @@ func (s *Service) Remove(ctx context.Context, who plane.Principal, id plane.Conn
 	if conn.Origin != plane.Added {
 		return conn, pinned(conn)
 	}
+	open, err := s.unsettled(ctx, conn.ID)
+	if err != nil {
+		return conn, err
+	}
+	for tool, call := range open {
+		return conn, settleFirst(conn.Slug+"/"+tool, call)
+	}
 	rec, err := s.held(ctx, conn.ID)
 	if err != nil {
 		return conn, err

@@ -13,7 +13,7 @@ func TestReviewsAreAllOrNothing(t *testing.T) {
 		{Name: "odd", Fingerprint: "fo", Unsupported: "it is odd"}}}
 	good := []plane.Review{{Name: "a", Fingerprint: "fa", Class: plane.Query}, {Name: "b", Fingerprint: "fb", Class: plane.Effect}}
 	s := &Service{o: Options{Snapshot: func(plane.ConnectionID) *plane.Catalog { return snap }}}
-	out, err := s.reviewed(ada, c, good)
+	out, err := s.reviewed(t.Context(), ada, c, good)
 	if err != nil || len(out) != 2 || out[0].By != ada.ID || out[1].Connection != "con_a" {
 		t.Fatalf("%+v %v", out, err)
 	}
@@ -26,15 +26,15 @@ func TestReviewsAreAllOrNothing(t *testing.T) {
 		"no class":            {Name: "b", Fingerprint: "fb"},
 		"no fingerprint":      {Name: "b", Class: plane.Query},
 	} {
-		if out, err := s.reviewed(ada, c, []plane.Review{good[0], bad}); err == nil || out != nil {
+		if out, err := s.reviewed(t.Context(), ada, c, []plane.Review{good[0], bad}); err == nil || out != nil {
 			t.Errorf("%s: %+v %v", what, out, err)
 		}
 	}
-	if _, err := s.reviewed(ada, c, make([]plane.Review, maxReviews+1)); plane.KindOf(err) != plane.InvalidInput {
+	if _, err := s.reviewed(t.Context(), ada, c, make([]plane.Review, maxReviews+1)); plane.KindOf(err) != plane.InvalidInput {
 		t.Error("more than a catalog has:", err)
 	}
 	snap.Version = 2
-	if _, err := s.reviewed(ada, c, good); plane.KindOf(err) != plane.Conflict {
+	if _, err := s.reviewed(t.Context(), ada, c, good); plane.KindOf(err) != plane.Conflict {
 		t.Error("a listing from before a change:", err)
 	}
 }

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"patchbay/internal/plane"
@@ -12,7 +13,8 @@ type Approvals interface {
 	AddApproval(t plane.Tx, a *plane.Approval) error
 	DecideApproval(t plane.Tx, id plane.ApprovalID, to plane.ApprovalState, by, note string) error
 	ExpireApprovals(t plane.Tx) ([]plane.Approval, error)
-	CountApprovals(t plane.Tx, agent string) (int, error)
+	LockRun(t plane.Tx, id plane.RunID) error
+	CountApprovals(t plane.Tx, agent, principal string) (all, theirs int, err error)
 	ApprovalReader
 }
 
@@ -31,8 +33,10 @@ type Rules interface {
 const (
 	// ApprovalLife is how long an approval waits for a decision and then for its use.
 	ApprovalLife = 24 * time.Hour
-	// MaxPending bounds the approvals of one agent that wait for people.
-	MaxPending = 200
+	// MaxPending bounds the approvals of one agent that wait for people, and
+	// MaxPendingOfOne those of one of its callers.
+	MaxPending      = 1000
+	MaxPendingOfOne = 100
 )
 
 // Ask records that a person is asked before the call is sent.
@@ -51,12 +55,12 @@ func (l *Ledger) Ask(ctx context.Context, c *plane.Call, arguments []byte, why s
 		row.PlannedAt = now
 	}
 	err := l.store.Write(ctx, func(t plane.Tx) error {
-		n, err := l.store.CountApprovals(t, c.Agent)
+		n, theirs, err := l.store.CountApprovals(t, c.Agent, c.Principal)
 		switch {
 		case err != nil:
 			return err
-		case n >= MaxPending:
-			return plane.Errorf(plane.Limited, "%d calls of %s wait for approval already; nothing was sent.", n, c.Agent).Then("patchbay approvals list")
+		case n >= MaxPending || theirs >= MaxPendingOfOne:
+			return plane.Errorf(plane.Limited, "%d calls of %s wait for approval already, %d of this caller; nothing was sent.", n, c.Agent, theirs).Then("patchbay approvals list")
 		case from == "":
 			err = l.store.InsertCall(t, &row)
 		case from != plane.CallAwaitingApproval:
@@ -124,6 +128,9 @@ func (l *Ledger) Decide(ctx context.Context, who plane.Principal, id plane.Appro
 	if to == "" {
 		return plane.Approval{}, plane.Errorf(plane.InvalidInput, "An approval is decided by approve, deny or always-allow.").At("decision")
 	}
+	if strings.ContainsRune(note, 0) {
+		return plane.Approval{}, plane.Errorf(plane.InvalidInput, "The note holds a character that is none.").At("note")
+	}
 	if len(note) > MaxNote {
 		return plane.Approval{}, plane.Errorf(plane.InvalidInput, "The note is longer than %d bytes.", MaxNote).At("note")
 	}
@@ -135,6 +142,9 @@ func (l *Ledger) Decide(ctx context.Context, who plane.Principal, id plane.Appro
 		return a, err
 	}
 	err = l.store.Write(ctx, func(t plane.Tx) error {
+		if err := l.store.LockRun(t, a.Run); err != nil { // before the approval, as whoever ends a run does
+			return err
+		}
 		if err := l.store.DecideApproval(t, id, to, who.ID, note); err != nil {
 			return err
 		}
@@ -152,7 +162,7 @@ func (l *Ledger) Decide(ctx context.Context, who plane.Principal, id plane.Appro
 		}
 		a.State, a.DecidedBy, a.DecidedAt, a.Note = to, who.ID, t.Now(), note
 		if as == plane.Deny && !plane.IsRunID(string(a.Run)) {
-			if err := l.denied(t, a); err != nil {
+			if err := l.unapproved(t, a, a.Refusal()); err != nil {
 				return err
 			}
 		}
@@ -164,9 +174,9 @@ func (l *Ledger) Decide(ctx context.Context, who plane.Principal, id plane.Appro
 	return a, err
 }
 
-// denied ends a session's call: no worker comes back to it.
-func (l *Ledger) denied(t plane.Tx, a plane.Approval) error {
-	c := plane.Call{ID: a.Call, State: plane.CallFailed, Reason: a.Refusal(), DoneAt: t.Now(), Principal: a.Principal, ArgsDigest: a.ArgsDigest, Class: plane.Query}
+// unapproved ends a session's call: no worker comes back to it.
+func (l *Ledger) unapproved(t plane.Tx, a plane.Approval, why string) error {
+	c := plane.Call{ID: a.Call, State: plane.CallFailed, Reason: why, DoneAt: t.Now(), Principal: a.Principal, ArgsDigest: a.ArgsDigest, Class: plane.Query}
 	if err := l.store.MoveCall(t, &c, plane.CallAwaitingApproval); err != nil {
 		return ignoreConflict(err)
 	}
@@ -191,8 +201,7 @@ func open(a *plane.Approval, now time.Time) error {
 // Expire ends the approvals that nobody gave or used in time, and the calls of sessions
 // that waited for them. also hears of each that an own run waits for.
 func (l *Ledger) Expire(ctx context.Context, also func(plane.Tx, plane.Approval) error) error {
-	var runs []plane.Approval
-	err := l.store.Write(ctx, func(t plane.Tx) error {
+	return l.store.Write(ctx, func(t plane.Tx) error {
 		gone, err := l.store.ExpireApprovals(t)
 		if err != nil {
 			return err
@@ -202,36 +211,14 @@ func (l *Ledger) Expire(ctx context.Context, also func(plane.Tx, plane.Approval)
 				return err
 			}
 			if plane.IsRunID(string(a.Run)) {
-				if err := also(t, a); err != nil {
-					return err
-				}
+				err = also(t, a)
+			} else {
+				err = l.unapproved(t, a, "Nobody approved the call in time.")
+			}
+			if err != nil {
+				return err
 			}
 		}
-		runs = gone
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	for _, a := range runs {
-		if plane.IsRunID(string(a.Run)) {
-			continue
-		}
-		c, err := l.store.CallByID(ctx, a.Call)
-		if err != nil || c.State != plane.CallAwaitingApproval {
-			continue
-		}
-		c.State, c.Reason = plane.CallFailed, "Nobody approved the call in time."
-		err = l.store.Write(ctx, func(t plane.Tx) error {
-			c.DoneAt = t.Now()
-			if err := l.store.MoveCall(t, &c, plane.CallAwaitingApproval); err != nil {
-				return ignoreConflict(err)
-			}
-			return l.onRecord(t, &c)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"regexp"
+	"slices"
 	"strings"
 
+	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
 )
 
@@ -36,19 +38,11 @@ func appendArguments(arguments []byte) (id, text string, ok bool) {
 	if !exact(arguments, &in) || in.ID == nil || !canonicalUUID.MatchString(*in.ID) {
 		return "", "", false
 	}
-	patch := bytes.TrimSpace(in.Patch)
-	var list []json.RawMessage
-	if len(patch) > 0 && patch[0] == '[' {
-		if json.Unmarshal(patch, &list) != nil || len(list) != 1 {
-			return "", "", false
-		}
-		patch = list[0]
-	}
 	var p struct {
 		Op   string `json:"op"`
 		Text string `json:"text"`
 	}
-	if !exact(patch, &p) || p.Op != "append" || strings.TrimSpace(p.Text) == "" {
+	if !exact(in.Patch, &p) || p.Op != "append" || strings.TrimSpace(p.Text) == "" {
 		return "", "", false
 	}
 	return *in.ID, p.Text, true
@@ -92,40 +86,94 @@ func (linearAppend) Ended(subject string, arguments, result []byte) (ended, veri
 }
 
 type linearIssue struct {
-	ID          string `json:"id"`
-	Description string `json:"description"`
-	Status      string `json:"asyncStatus"`
+	ID          string
+	Description string
 }
 
 // finalIssue reads the issue of a tool's result: its structured content or, without
-// one, its only text. An answer that says it was only accepted is not final.
+// one, its only text. Everything about it has to be unambiguous and final: members that
+// speak of an error, a task or a later time make it no answer of this kind, and so does
+// text that is not the same issue.
 func finalIssue(result []byte) (linearIssue, bool) {
-	var r struct {
-		Structured json.RawMessage `json:"structuredContent"`
-		Content    []struct {
-			Type, Text string
-		} `json:"content"`
-		IsError bool `json:"isError"`
-	}
-	if json.Unmarshal(result, &r) != nil || r.IsError {
+	top, ok := members(result)
+	if !ok {
 		return linearIssue{}, false
 	}
-	raw := r.Structured
-	if len(raw) == 0 {
-		if len(r.Content) != 1 || r.Content[0].Type != "text" {
+	for name, v := range top {
+		switch name {
+		case "content", "structuredContent", "_meta":
+		case "isError":
+			if string(v) != "false" {
+				return linearIssue{}, false
+			}
+		case "resultType":
+			if string(v) != `"complete"` {
+				return linearIssue{}, false
+			}
+		default:
 			return linearIssue{}, false
 		}
-		raw = json.RawMessage(r.Content[0].Text)
-	}
-	var wrapped struct {
-		Issue json.RawMessage `json:"issue"`
-	}
-	if json.Unmarshal(raw, &wrapped) == nil && len(wrapped.Issue) > 0 {
-		raw = wrapped.Issue
 	}
 	var issue linearIssue
-	if json.Unmarshal(raw, &issue) != nil || issue.Status != "" || !canonicalUUID.MatchString(issue.ID) {
+	found := false
+	if raw, ok := top["structuredContent"]; ok {
+		if issue, found = readIssue(raw); !found {
+			return linearIssue{}, false
+		}
+	}
+	var parts []json.RawMessage
+	if raw, ok := top["content"]; ok && json.Unmarshal(raw, &parts) != nil || len(parts) > 1 {
 		return linearIssue{}, false
 	}
-	return issue, true
+	for _, part := range parts {
+		m, ok := members(part)
+		text, isText := mcp.String(m["text"])
+		if !ok || string(m["type"]) != `"text"` || !isText {
+			return linearIssue{}, false
+		}
+		said, ok := readIssue([]byte(text))
+		if !ok || found && said.ID != issue.ID {
+			return linearIssue{}, false
+		}
+		issue, found = said, true
+	}
+	return issue, found
+}
+
+// members are those of an object that can be read in one way only.
+func members(raw []byte) (map[string]json.RawMessage, bool) {
+	out := map[string]json.RawMessage{}
+	if len(raw) == 0 || raw[0] != '{' || mcp.Check(raw, mcp.Strict) != nil || json.Unmarshal(raw, &out) != nil {
+		return nil, false
+	}
+	return out, true
+}
+
+// unfinished are members that a final issue does not have.
+var unfinished = []string{"error", "errors", "success", "asyncStatus", "jobId", "job", "task", "taskId", "patch", "queued", "pending"}
+
+// readIssue reads an issue, by itself or as the only member "issue" of an object. It
+// has at least one member that only an issue has.
+func readIssue(raw []byte) (linearIssue, bool) {
+	m, ok := members(bytes.TrimSpace(raw))
+	if inner, wrapped := m["issue"]; ok && wrapped {
+		if len(m) != 1 {
+			return linearIssue{}, false
+		}
+		m, ok = members(inner)
+	}
+	if !ok {
+		return linearIssue{}, false
+	}
+	for name := range m {
+		if slices.ContainsFunc(unfinished, func(u string) bool { return strings.EqualFold(u, name) }) {
+			return linearIssue{}, false
+		}
+	}
+	id, ok := mcp.String(m["id"])
+	if !ok || !canonicalUUID.MatchString(id) || m["identifier"] == nil && m["url"] == nil && m["updatedAt"] == nil {
+		return linearIssue{}, false
+	}
+	description, _ := mcp.String(m["description"])
+	return linearIssue{id, description}, true
 }

@@ -20,11 +20,11 @@ func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
 		err := l.store.Write(ctx, func(t plane.Tx) error {
 			row := *c
 			row.State, row.Reason, row.DoneAt = plane.CallUnknown, stoppedDetail, t.Now()
+			if c.Class == plane.Query {
+				row.State = plane.CallFailed
+			}
 			if c.State == plane.CallAwaitingInput {
 				row.Reason = inputDetail
-				if c.Class == plane.Query {
-					row.State = plane.CallFailed
-				}
 				if err := l.store.MoveCall(t, &row, c.State); err != nil {
 					return ignoreConflict(err) // it may go on after all
 				}

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"strings"
 
 	"patchbay/internal/plane"
 )
@@ -27,6 +28,9 @@ func (l *Ledger) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 	if event == "" {
 		return nil, plane.Errorf(plane.InvalidInput, "An unknown call is resolved as done, not-done or send-again.").At("outcome")
 	}
+	if strings.ContainsRune(note, 0) {
+		return nil, plane.Errorf(plane.InvalidInput, "The note holds a character that is none.").At("note")
+	}
 	if len(note) > MaxNote {
 		return nil, plane.Errorf(plane.InvalidInput, "The note is longer than %d bytes.", MaxNote).At("note")
 	}
@@ -34,7 +38,7 @@ func (l *Ledger) Resolve(ctx context.Context, who plane.Principal, id plane.Call
 	if err != nil {
 		return nil, err
 	}
-	if c.State == plane.CallSucceeded && as != SendAgain {
+	if (c.State == plane.CallSucceeded || c.State == plane.CallResolvedDone) && as != SendAgain {
 		return nil, l.release(ctx, who, c, as)
 	}
 	to, ok := Next(c.State, event)

@@ -15,6 +15,10 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Settlement
 	verdict := Judge(end.Ending)
 	inserted := recorded(c) && from != ""
 	to, reason := Outcome(c.Class, end.Ending)
+	if c.Waited && c.Class != plane.Query && verdict == NothingRan && from == plane.CallDispatched {
+		// Nothing of this leg: what the server did before it asked for input is not known.
+		to, reason = plane.CallUnknown, inputDetail
+	}
 	if _, ok := Next(from, eventOf(to)); !ok && from != "" {
 		return plane.Errorf(plane.Internal, "A call cannot go from %s to %s.", from, to)
 	}
@@ -30,6 +34,9 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Settlement
 			}
 		} else if late, err = l.move(t, &row, from, verdict); err != nil {
 			return err
+		}
+		if late && row.ResolvedBy == "" {
+			return nil
 		}
 		if late {
 			if err := l.onRecord(t, &row); err != nil || end.Late == nil {
@@ -146,7 +153,7 @@ func (l *Ledger) move(t plane.Tx, row *plane.Call, from plane.CallState, v Verdi
 		return false, err
 	}
 	after := *row
-	after.State, after.ResolvedBy, after.Note, after.Hold = plane.CallResolvedNotDone, "patchbay", "The server's answer came after all.", ""
+	after.State, after.ResolvedBy, after.Note = plane.CallResolvedNotDone, "patchbay", "The server's answer came after all."
 	switch v {
 	case Answered:
 		after.State = plane.CallResolvedDone
@@ -154,7 +161,12 @@ func (l *Ledger) move(t plane.Tx, row *plane.Call, from plane.CallState, v Verdi
 		after.Note = "It turned out that nothing had run."
 	}
 	if l.store.MoveCall(t, &after, plane.CallUnknown) != nil {
-		return false, err // a person was first, or a new attempt is under way
+		if row.Fence > 0 || v != Answered {
+			return false, err // a person was first, or a new attempt is under way
+		}
+		// A person was first. Their word stands, the client gets its answer, and the
+		// audit has both.
+		return true, l.store.AddAudit(t, plane.AuditEntry{Who: row.Principal, Action: "call.late", What: string(row.ID), Decision: string(v), Digest: row.Result})
 	}
 	*row = after
 	if row.Evidence != "" && v == Answered {

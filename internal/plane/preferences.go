@@ -110,6 +110,9 @@ func (p *Preferences) validateCalls() error {
 		if tool == "" || name == "" || len(name) > maxRuleSize || strings.ContainsAny(name, ".$[]\"") {
 			return Errorf(InvalidInput, "An idempotency key goes into an argument of the tool, by its name; %q is none.", name).At("idempotency_key")
 		}
+		if path, ok := ArgumentPath(p.Targets[tool]); ok && path[0] == name {
+			return Errorf(InvalidInput, "%s of %s says what its effects are about; the idempotency key needs an argument of its own.", name, tool).At("idempotency_key")
+		}
 	}
 	return nil
 }

@@ -285,17 +285,6 @@ func (e *Engine) insert(t plane.Tx, r *plane.Run) error {
 
 // Cancel asks a run to stop. One that nobody works on ends at once.
 func (e *Engine) Cancel(ctx context.Context, who plane.Principal, id plane.RunID) error {
-	rounds, err := e.o.Store.Rounds(ctx, id)
-	if err != nil {
-		return err
-	}
-	for _, r := range rounds {
-		if !r.State.Ended() {
-			if err := e.Cancel(ctx, who, r.ID); err != nil && plane.KindOf(err) != plane.Conflict {
-				return err
-			}
-		}
-	}
 	stored, err := e.o.Store.RunByID(ctx, id)
 	if err != nil {
 		return err
@@ -331,6 +320,22 @@ func (e *Engine) Cancel(ctx context.Context, who plane.Principal, id plane.RunID
 		cancel(errCancelled)
 	}
 	e.hub.poke(id)
+	return e.cancelRounds(ctx, who, id)
+}
+
+// cancelRounds stops what a pipeline has under way, after it begins nothing new.
+func (e *Engine) cancelRounds(ctx context.Context, who plane.Principal, id plane.RunID) error {
+	rounds, err := e.o.Store.Rounds(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, r := range rounds {
+		if !r.State.Ended() {
+			if err := e.Cancel(ctx, who, r.ID); err != nil && plane.KindOf(err) != plane.Conflict {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

@@ -44,7 +44,7 @@ func remember(ctx context.Context, w *worker, u plane.ToolUse) (string, error) {
 	if len(in.Text) > maxMemory {
 		return "", plane.Errorf(plane.InvalidInput, "A memory has at most %d bytes.", maxMemory)
 	}
-	m := plane.Memory{ID: plane.MemoryIDFor(w.run.ID, u.ID), Agent: w.run.Agent, Run: w.run.ID, Author: w.run.Principal}
+	m := plane.Memory{ID: plane.MemoryIDFor(w.run.ID, u.ID+" "+in.Text), Agent: w.run.Agent, Run: w.run.ID, Author: w.run.Principal}
 	quoted, err := w.quoted(ctx, in.Text)
 	if err != nil {
 		return "", err
@@ -87,10 +87,12 @@ func remember(ctx context.Context, w *worker, u plane.ToolUse) (string, error) {
 	return fmt.Sprintf("Remembered as %s, from %d sources.", m.ID, len(m.Sources)), nil
 }
 
-// quoted are the sources whose results hold a text word for word.
+// quoted are the sources whose results hold a text word for word. A text that repeats
+// what people said, or what was sent to a tool, which may give it back, is no quotation;
+// nor is what comes from a connection that is not the whole agent's.
 func (w *worker) quoted(ctx context.Context, text string) ([]plane.Evidence, error) {
 	text = squeezed(text)
-	if len([]rune(text)) < minQuote {
+	if len([]rune(text)) < minQuote || w.repeats(text) {
 		return nil, nil
 	}
 	seen, err := w.seen(ctx)
@@ -99,11 +101,61 @@ func (w *worker) quoted(ctx context.Context, text string) ([]plane.Evidence, err
 	}
 	var out []plane.Evidence
 	for _, o := range seen {
-		if o.source != nil && !o.source.ObservedAt.IsZero() && strings.Contains(squeezed(o.Text), text) {
-			out = append(out, *o.source)
+		if o.source == nil || o.source.ObservedAt.IsZero() || !strings.Contains(squeezed(o.Text), text) {
+			continue
 		}
+		if w.session == nil || !w.session.Shared(o.source.Connection) {
+			return nil, nil
+		}
+		out = append(out, *o.source)
 	}
 	return out, nil
+}
+
+// repeats reports that a text has words of the conversation in it: three in a row that
+// somebody said, or anything that was given to a tool.
+func (w *worker) repeats(text string) bool {
+	text = strings.ToLower(text)
+	for _, m := range w.msgs {
+		for _, p := range m.Parts {
+			switch {
+			case p.ToolUse != nil && p.ToolUse.Name != "remember":
+				var v any
+				if json.Unmarshal(p.ToolUse.Input, &v) != nil || anyWithin(v, text) {
+					return true
+				}
+			case p.Text != "" && m.Role == "user":
+				words := strings.Fields(strings.ToLower(p.Text))
+				for i := range words {
+					if run := strings.Join(words[i:min(i+3, len(words))], " "); len(run) > minEcho && strings.Contains(text, run) {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+// minEcho is the shortest repetition that counts, in bytes.
+const minEcho = 3
+
+// anyWithin reports that a string or number somewhere in a value is part of a text.
+func anyWithin(v any, text string) bool {
+	switch v := v.(type) {
+	case string:
+		s := strings.ToLower(squeezed(v))
+		return len(s) > minEcho && strings.Contains(text, s)
+	case []any:
+		return slices.ContainsFunc(v, func(x any) bool { return anyWithin(x, text) })
+	case map[string]any:
+		for k, x := range v {
+			if anyWithin(k, text) || anyWithin(x, text) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // squeezed makes every run of white space one space.
@@ -138,12 +190,14 @@ func recall(ctx context.Context, w *worker, u plane.ToolUse) (string, error) {
 		sources = append(sources, from...)
 		fmt.Fprintf(&b, "%s, %s, from %d sources:\n%s\n\n", m.ID, m.At.UTC().Format("2006-01-02"), len(from), m.Text)
 	}
+	w.mu.Lock()
 	err = w.e.o.Store.Write(ctx, func(t plane.Tx) error {
 		if err := w.e.o.Store.SetLineage(t, string(w.run.ID), sources); err != nil {
 			return err
 		}
 		return w.taint(t, labels)
 	})
+	w.mu.Unlock()
 	if err != nil {
 		return "", err
 	}

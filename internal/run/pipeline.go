@@ -45,6 +45,13 @@ func (w *worker) beginRound(ctx context.Context, before []StoredRun) error {
 	}
 	w.run.Turns = n
 	err := w.commit(ctx, func(t plane.Tx) error {
+		asked, err := w.e.o.Store.HoldRun(t, w.run.ID, w.run.Fence, t.Now().Add(w.e.o.Limits.RunLease), w.spent())
+		if err != nil {
+			return err
+		}
+		if asked {
+			return errCancelled // since this run was last looked at
+		}
 		if err := w.e.o.Store.TurnRun(t, w.run.ID, w.run.Fence, n); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -90,7 +91,7 @@ func (w *worker) keep(ctx context.Context, a model.Answer) ([]plane.ToolUse, []p
 	for i := range msg.Parts {
 		if u := msg.Parts[i].ToolUse; u != nil {
 			// Some models repeat an id or leave it out; the record needs them apart.
-			if u.ID == "" || taken[u.ID] {
+			if u.ID == "" || taken[u.ID] || len(u.ID) > maxUseID || strings.ContainsRune(u.ID, 0) {
 				u.ID = fmt.Sprintf("use_%d_%d", w.run.Turns, i+1)
 			}
 			taken[u.ID] = true
@@ -118,6 +119,9 @@ func (w *worker) keep(ctx context.Context, a model.Answer) ([]plane.ToolUse, []p
 	}
 	return uses, planned, err
 }
+
+// maxUseID is the longest id of a tool use that is kept as it is.
+const maxUseID = 200
 
 // shownInput keeps an event small.
 func shownInput(in json.RawMessage) json.RawMessage {

@@ -2,6 +2,8 @@ package run
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 
 	"patchbay/internal/plane"
 )
@@ -90,12 +92,17 @@ func (e *Engine) Arguments(ctx context.Context, c plane.Call) string {
 	if err != nil {
 		return ""
 	}
+	found := ""
 	for _, m := range msgs {
 		for _, p := range m.Parts {
-			if p.ToolUse != nil && p.ToolUse.ID == c.ToolUse {
-				return string(p.ToolUse.Input)
+			if p.ToolUse == nil || p.ToolUse.ID != c.ToolUse {
+				continue
+			}
+			found = string(p.ToolUse.Input) // some models repeat an id in a later turn
+			if sum := sha256.Sum256(p.ToolUse.Input); hex.EncodeToString(sum[:]) == c.ArgsDigest {
+				return found
 			}
 		}
 	}
-	return ""
+	return found
 }

@@ -107,13 +107,12 @@ func (w *worker) adopt(call *plane.Call, o observation) plane.ToolOutcome {
 
 // sourced adds what a call read to what the run's answer comes from.
 func (w *worker) sourced(t plane.Tx, call *plane.Call) error {
-	if call.Evidence == "" || call.State != plane.CallSucceeded {
-		return nil
+	if call.Evidence != "" && call.State == plane.CallSucceeded {
+		if err := w.e.o.Store.SetLineage(t, string(w.run.ID), []string{string(call.Evidence)}); err != nil {
+			return err
+		}
 	}
-	if err := w.e.o.Store.SetLineage(t, string(w.run.ID), []string{string(call.Evidence)}); err != nil {
-		return err
-	}
-	return w.taint(t, w.session.Labels())
+	return w.taint(t, w.session.Labels()) // a failure has words too
 }
 
 // taint keeps the labels of what the run has read.
@@ -161,6 +160,9 @@ func (w *worker) late(u plane.ToolUse, call *plane.Call) func(plane.Tx, *bridge.
 			if err := w.e.o.Store.SetLineage(t, string(w.run.ID), []string{string(call.Evidence)}); err != nil {
 				return err
 			}
+		}
+		if err := w.taint(t, w.session.Labels()); err != nil {
+			return err
 		}
 		waited, err := w.e.o.Store.RequeueRun(t, w.run.ID)
 		if err != nil || !waited {

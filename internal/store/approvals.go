@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"strings"
 	"time"
 
 	"patchbay/internal/plane"
@@ -24,7 +25,7 @@ func scanApproval(r *sql.Rows) (plane.Approval, error) {
 // sealed. An earlier one of the same call that is still open gives way.
 func (s *Store) AddApproval(t plane.Tx, a *plane.Approval) error {
 	x := own(t)
-	if _, err := x.exec(`UPDATE approvals SET state = 'expired', decided_at = ? WHERE call = ? AND state IN ('pending', 'approved')`, plane.Micros(x.now), a.Call); err != nil {
+	if _, err := x.exec(`UPDATE approvals SET state = 'expired', decided_at = ?, args = ? WHERE call = ? AND state IN ('pending', 'approved')`, plane.Micros(x.now), []byte{}, a.Call); err != nil {
 		return err
 	}
 	_, err := x.exec(`INSERT INTO approvals (`+approvalColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, 0, '', '')`,
@@ -36,16 +37,26 @@ func (s *Store) AddApproval(t plane.Tx, a *plane.Approval) error {
 // DecideApproval moves an approval that is pending and has not expired.
 func (s *Store) DecideApproval(t plane.Tx, id plane.ApprovalID, to plane.ApprovalState, by, note string) error {
 	now := plane.Micros(t.Now())
-	res, err := own(t).exec(`UPDATE approvals SET state = ?, decided_at = ?, decided_by = ?, note = ? WHERE id = ? AND state = 'pending' AND expires_at > ?`,
+	x := own(t)
+	res, err := x.exec(`UPDATE approvals SET state = ?, decided_at = ?, decided_by = ?, note = ? WHERE id = ? AND state = 'pending' AND expires_at > ?`,
 		to, now, by, note, id, now)
+	if err == nil && to == plane.ApprovalDenied {
+		err = s.blank(x, id)
+	}
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The approval is no longer open."))
+}
+
+// blank forgets the arguments of an approval that is over: nobody has to see them again.
+func (s *Store) blank(x *tx, id plane.ApprovalID) error {
+	_, err := x.exec(`UPDATE approvals SET args = ? WHERE id = ?`, []byte{}, id)
+	return err
 }
 
 // spend uses up an approval for the very call that it was given for.
 func (s *Store) spend(x *tx, c *plane.Call) error {
-	res, err := x.exec(`UPDATE approvals SET state = 'spent' WHERE id = ? AND state = 'approved' AND expires_at > ? AND call = ? AND agent = ?
+	res, err := x.exec(`UPDATE approvals SET state = 'spent', args = ? WHERE id = ? AND state = 'approved' AND expires_at > ? AND call = ? AND agent = ?
 		AND connection = ? AND version = ? AND tool = ? AND fingerprint = ? AND args_digest = ?`,
-		c.Approval, plane.Micros(x.now), c.ID, c.Agent, c.Connection, c.Version, c.Tool, c.Fingerprint, c.ArgsDigest)
+		[]byte{}, c.Approval, plane.Micros(x.now), c.ID, c.Agent, c.Connection, c.Version, c.Tool, c.Fingerprint, c.ArgsDigest)
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The approval of this call is used up, has expired, or was for something else; nothing was sent."))
 }
 
@@ -63,7 +74,7 @@ func (s *Store) ExpireApprovals(t plane.Tx) ([]plane.Approval, error) {
 		return nil, err
 	}
 	for _, a := range out {
-		if _, err := x.exec(`UPDATE approvals SET state = 'expired' WHERE id = ? AND state IN ('pending', 'approved')`, a.ID); err != nil {
+		if _, err := x.exec(`UPDATE approvals SET state = 'expired', args = ? WHERE id = ? AND state IN ('pending', 'approved')`, []byte{}, a.ID); err != nil {
 			return nil, err
 		}
 	}
@@ -101,12 +112,14 @@ func (s *Store) OpenApproval(ctx context.Context, c *plane.Call, now time.Time) 
 	return a, err
 }
 
-// Approvals returns the latest approvals, newest first: those that are open, or all.
+// Approvals returns the latest approvals, newest first: those that are open, or all. It
+// leaves their arguments out.
 func (s *Store) Approvals(ctx context.Context, open bool, limit int) ([]plane.Approval, error) {
 	var out []plane.Approval
-	q := `SELECT ` + approvalColumns + ` FROM approvals ORDER BY id DESC LIMIT ?`
+	columns := strings.Replace(approvalColumns, " args,", " NULL,", 1)
+	q := `SELECT ` + columns + ` FROM approvals ORDER BY id DESC LIMIT ?`
 	if open {
-		q = `SELECT ` + approvalColumns + ` FROM approvals WHERE state = 'pending' ORDER BY id DESC LIMIT ?`
+		q = `SELECT ` + columns + ` FROM approvals WHERE state = 'pending' ORDER BY id DESC LIMIT ?`
 	}
 	err := s.each(ctx, func(r *sql.Rows) error {
 		a, err := scanApproval(r)
@@ -116,11 +129,12 @@ func (s *Store) Approvals(ctx context.Context, open bool, limit int) ([]plane.Ap
 	return out, err
 }
 
-// CountApprovals is how many approvals of an agent are pending.
-func (s *Store) CountApprovals(t plane.Tx, agent string) (int, error) {
-	n := 0
-	err := own(t).each(func(r *sql.Rows) error { return r.Scan(&n) }, `SELECT COUNT(*) FROM approvals WHERE agent = ? AND state = 'pending'`, agent)
-	return n, err
+// CountApprovals is how many approvals of an agent are pending, and how many of one of
+// its callers.
+func (s *Store) CountApprovals(t plane.Tx, agent, principal string) (all, theirs int, err error) {
+	err = own(t).each(func(r *sql.Rows) error { return r.Scan(&all, &theirs) },
+		`SELECT COUNT(*), COALESCE(SUM(CASE WHEN principal = ? THEN 1 ELSE 0 END), 0) FROM approvals WHERE agent = ? AND state = 'pending'`, principal, agent)
+	return all, theirs, err
 }
 
 // PutRule stores a person's standing word on a tool, in place of an earlier one.

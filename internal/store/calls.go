@@ -230,7 +230,8 @@ func (s *Store) StrandedCalls(ctx context.Context, now, dispatched, waiting time
 	if err != nil {
 		return nil, err
 	}
-	more, err := s.callsWhere(ctx, `state = 'awaiting_input' AND fence = 0 AND planned_at < ?`, plane.Micros(waiting))
+	more, err := s.callsWhere(ctx, `state = 'awaiting_input' AND fence = 0 AND planned_at < ?
+		AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.call = calls.id AND a.done_at >= ?)`, plane.Micros(waiting), plane.Micros(waiting))
 	return append(out, more...), err
 }
 

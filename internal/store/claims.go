@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"slices"
 
 	"patchbay/internal/plane"
 )
@@ -64,7 +65,7 @@ func (s *Store) moveClaim(x *tx, c *plane.Call, from plane.CallState) error {
 // ReleaseClaim lets the claim of a settled call go, by a person's word. It reports
 // whether there was one.
 func (s *Store) ReleaseClaim(t plane.Tx, id plane.CallID) (bool, error) {
-	res, err := own(t).exec(`DELETE FROM claims WHERE call = ? AND EXISTS (SELECT 1 FROM calls WHERE id = ? AND state = 'succeeded')`, id, id)
+	res, err := own(t).exec(`DELETE FROM claims WHERE call = ? AND EXISTS (SELECT 1 FROM calls WHERE id = ? AND state IN ('succeeded', 'resolved_done'))`, id, id)
 	if err != nil {
 		return false, err
 	}
@@ -84,4 +85,10 @@ func (s *Store) Claims(ctx context.Context) ([]plane.Claim, error) {
 		return err
 	}, `SELECT connection, target, call, tool, spec, why, at FROM claims WHERE why <> '' ORDER BY at, call LIMIT 1000`)
 	return out, err
+}
+
+// ClaimsOf returns the claims on a connection's targets that wait for a person.
+func (s *Store) ClaimsOf(ctx context.Context, id plane.ConnectionID) ([]plane.Claim, error) {
+	all, err := s.Claims(ctx)
+	return slices.DeleteFunc(all, func(c plane.Claim) bool { return c.Connection != id }), err
 }

@@ -35,6 +35,9 @@ func scanRun(r *sql.Rows) (StoredRun, error) {
 	} else {
 		err = json.Unmarshal([]byte(caller), &v.Caller)
 	}
+	if v.Conversation == "" { // a run of a version that knew none
+		v.Conversation = plane.ThreadOf(v.Caller)
+	}
 	v.LeaseUntil, v.CreatedAt, v.EndedAt = plane.FromMicros(lease), plane.FromMicros(created), plane.FromMicros(ended)
 	v.Spent, v.Cancel = time.Duration(spent)*time.Microsecond, cancel != 0
 	return v, err
@@ -153,7 +156,7 @@ func (s *Store) LeaveRun(t plane.Tx, r *plane.Run, sealedAnswer []byte) error {
 func (s *Store) endCalls(x *tx, run plane.RunID, why string) error {
 	_, err := x.exec(`UPDATE calls SET state = 'failed', reason = ?, done_at = ? WHERE run = ? AND fence > 0 AND state IN ('planned', 'awaiting_approval')`, why, plane.Micros(x.now), run)
 	if err == nil {
-		_, err = x.exec(`UPDATE approvals SET state = 'expired' WHERE run = ? AND state = 'pending'`, run)
+		_, err = x.exec(`UPDATE approvals SET state = 'expired', args = ? WHERE run = ? AND state = 'pending'`, []byte{}, run)
 	}
 	return err
 }
@@ -163,7 +166,7 @@ func (s *Store) endCalls(x *tx, run plane.RunID, why string) error {
 func (s *Store) RequeueRun(t plane.Tx, id plane.RunID) (bool, error) {
 	x := own(t)
 	// Its holder may be about to let it wait: whoever is second sees what the first did.
-	if _, err := x.exec(`UPDATE runs SET state = state WHERE id = ?`, id); err != nil {
+	if err := s.LockRun(t, id); err != nil {
 		return false, err
 	}
 	res, err := x.exec(`UPDATE runs SET state = 'queued', waiting_for = '', reason = '' WHERE id = ? AND state = 'waiting'`, id)
@@ -267,4 +270,10 @@ func (s *Store) Rounds(ctx context.Context, parent plane.RunID) ([]StoredRun, er
 		return err
 	}, `SELECT `+runColumns+` FROM runs WHERE parent = ? AND parent <> '' ORDER BY round`, parent)
 	return out, err
+}
+
+// LockRun keeps a run's row as it is until the transaction ends.
+func (s *Store) LockRun(t plane.Tx, id plane.RunID) error {
+	_, err := own(t).exec(`UPDATE runs SET state = state WHERE id = ?`, id)
+	return err
 }

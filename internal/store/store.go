@@ -317,7 +317,21 @@ func unavailable(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return plane.Errorf(plane.Unavailable, "The database did not do what was asked.").Because(err)
+	kind := plane.Unavailable
+	if permanent(err) {
+		kind = plane.Internal
+	}
+	return plane.Errorf(kind, "The database did not do what was asked.").Because(err)
+}
+
+// permanent reports an error that is ours: the same write would meet it again.
+func permanent(err error) bool {
+	var se *sqlite.Error
+	if errors.As(err, &se) {
+		return se.Code()&0xff == sqlite3.SQLITE_CONSTRAINT || se.Code() == sqlite3.SQLITE_MISMATCH || se.Code() == sqlite3.SQLITE_TOOBIG || se.Code() == sqlite3.SQLITE_RANGE
+	}
+	var pe *pgconn.PgError
+	return errors.As(err, &pe) && (strings.HasPrefix(pe.Code, "22") || strings.HasPrefix(pe.Code, "23") || strings.HasPrefix(pe.Code, "42"))
 }
 
 // IsUnique reports that err is a violated uniqueness, on either engine.

@@ -187,6 +187,9 @@ func (s *schedule) approver(calm <-chan struct{}) {
 			continue
 		}
 		for _, a := range l.Approvals {
+			if s.p.do("approvals.show", command.ApprovalInput{ID: a.ID}, &a) != nil {
+				continue
+			}
 			as := plane.Approve
 			if denies(about(json.RawMessage(a.Arguments))) {
 				as = plane.Deny

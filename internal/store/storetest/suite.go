@@ -342,7 +342,7 @@ func callMoves(t *testing.T, s *store.Store, clock *Clock) {
 	write(t, s, func(tx plane.Tx) error { return s.SaveConnection(tx, &conn) })
 	c := aCall(aRun(t, s, clock), conn, clock)
 	write(t, s, func(tx plane.Tx) error { return s.InsertCall(tx, &c) })
-	wantKind(t, s.Write(context.Background(), func(tx plane.Tx) error { return s.InsertCall(tx, &c) }), plane.Unavailable) // one id, one row
+	wantKind(t, s.Write(context.Background(), func(tx plane.Tx) error { return s.InsertCall(tx, &c) }), plane.Internal) // one id, one row
 	c.State, c.Reason, c.DoneAt, c.Bytes = plane.CallFailed, "why", clock.Now(), 7
 	var won int
 	var mu sync.Mutex
