@@ -225,7 +225,8 @@ func (r *rig) resolve(s shown, executed map[string]int, mu *sync.Mutex) {
 			continue
 		}
 		text, err := exec.Command(r.bin, "--data", r.data, "runs", "show", s.Run.ID).Output()
-		if err != nil || !strings.Contains(string(text), "patchbay runs resolve "+c.ID) {
+		if err != nil || !strings.Contains(string(text), "patchbay runs resolve "+c.ID+" done") || !strings.Contains(string(text), "pay was asked of up at ") ||
+			!strings.Contains(string(text), "for cli:local. It may have happened") || !strings.Contains(string(text), "send-again  it did not, and is to be sent once more") {
 			r.t.Fatalf("runs show does not explain it: %s", text)
 		}
 		time.Sleep(30 * time.Millisecond) // what is under way at the server ends

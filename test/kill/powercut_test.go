@@ -4,7 +4,6 @@ package kill
 
 import (
 	"bufio"
-	"cmp"
 	"crypto/sha256"
 	"database/sql"
 	"encoding/hex"
@@ -29,6 +28,7 @@ import (
 
 	"patchbay/internal/fake"
 	"patchbay/internal/mcp"
+	"patchbay/internal/store/storetest"
 	"patchbay/test/peers"
 )
 
@@ -68,19 +68,7 @@ func TestThePowerGoes(t *testing.T) {
 			t.Fatal("not ready")
 		}
 	}
-	var tok struct{ Token string }
-	if err := r.json(&tok, "tokens", "create", "a", "--agent", "general"); err != nil {
-		t.Fatal(err)
-	}
-	var work sync.WaitGroup
-	for w := range 4 {
-		work.Go(func() {
-			for i := range 40 {
-				pay(t, fmt.Sprintf("http://127.0.0.1:%d/mcp/agents/general", port), tok.Token, fmt.Sprintf("%d-%d", w, i))
-			}
-		})
-	}
-	work.Wait()
+	r.load(t, port, 40)
 	over := time.Now()
 	// The tracer ends with its child: it is the child that is told.
 	exec.Command("pkill", "-TERM", "-P", strconv.Itoa(cmd.Process.Pid)).Run()
@@ -95,23 +83,163 @@ func TestThePowerGoes(t *testing.T) {
 	if len(arrived) != 160 {
 		t.Fatalf("%d effects arrived", len(arrived))
 	}
-	ops := readTrace(t, filepath.Join(dir, "trace"), db)
-	var moments []time.Time
+	ops := readTrace(t, filepath.Join(dir, "trace"))
+	moments, first := pick(arrived, over, 40, 20)
+	for _, at := range moments {
+		for _, keep := range []float64{0, 0.5} {
+			files := map[string][]byte{}
+			for _, path := range []string{db, db + "-wal"} {
+				files[filepath.Base(path)] = disk(nil, ops, path, at, keep)
+			}
+			if err := holdsSQLite(t, files, arrived, at); err != nil {
+				t.Fatalf("%s after the first effect, %v of the unsynced pages kept: %v", at.Sub(first), keep, err)
+			}
+		}
+	}
+	t.Logf("%d moments, %d writes and syncs", len(moments), len(ops))
+}
+
+// load has four clients send effects.
+func (r *rig) load(t *testing.T, port, each int) {
+	t.Helper()
+	var tok struct{ Token string }
+	if err := r.json(&tok, "tokens", "create", "a", "--agent", "general"); err != nil {
+		t.Fatal(err)
+	}
+	var work sync.WaitGroup
+	for w := range 4 {
+		work.Go(func() {
+			for i := range each {
+				pay(t, fmt.Sprintf("http://127.0.0.1:%d/mcp/agents/general", port), tok.Token, fmt.Sprintf("%d-%d-%d", each, w, i))
+			}
+		})
+	}
+	work.Wait()
+}
+
+// pick chooses moments: when some of the effects arrived, and others between.
+func pick(arrived map[string]time.Time, over time.Time, arrivals, others int) (moments []time.Time, first time.Time) {
 	for _, at := range arrived {
 		moments = append(moments, at)
 	}
 	slices.SortFunc(moments, time.Time.Compare)
-	first := moments[0]
-	moments = slices.DeleteFunc(moments, func(time.Time) bool { return rand.N(4) > 0 })
-	for range 20 {
+	first = moments[0]
+	rand.Shuffle(len(moments), func(i, j int) { moments[i], moments[j] = moments[j], moments[i] })
+	moments = moments[:min(arrivals, len(moments))]
+	for range others {
 		moments = append(moments, first.Add(rand.N(over.Sub(first))))
 	}
-	for _, at := range moments {
-		for _, keep := range []float64{0, 0.5} {
-			image := disk(ops, at, keep)
-			if err := image.holds(t, arrived, at); err != nil {
-				t.Fatalf("%s after the first effect, %v of the unsynced pages kept: %v", at.Sub(first), keep, err)
-			}
+	return moments, first
+}
+
+// The same of PostgreSQL: what its files were at the last checkpoint, with what was
+// synced of its log by then, is brought back by its own recovery.
+func TestThePowerGoesAtPostgres(t *testing.T) {
+	tracer, err := exec.LookPath("strace")
+	if err != nil {
+		t.Fatal("strace is needed (Debian package strace)")
+	}
+	pg, err := storetest.StartCluster()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pg.Stop)
+	var mu sync.Mutex
+	arrived := map[string]time.Time{}
+	f := fake.NewMCP(t, fake.Tool("pay", ""))
+	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		now := time.Now()
+		mu.Lock()
+		arrived[string(in.Arguments)] = now
+		mu.Unlock()
+		return fake.Text("ok"), nil
+	})
+	dir := t.TempDir()
+	bin := build(t)
+	key, err := exec.Command(bin, "keys", "generate").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, bin: bin, file: filepath.Join(dir, "patchbay.yaml"), data: filepath.Join(dir, "d"), env: []string{"PATCHBAY_KEYS=" + strings.TrimSpace(string(key))}}
+	port := peers.FreePort(t)
+	cfg := fmt.Sprintf("listen: 127.0.0.1:%d\ndata: %s\ndatabase: %q\norg: {connections: {up: {url: %q, targets: {pay: $.x}}}}\negress: {allow: [{to: %q, for: [up]}]}\n", port, r.data, pg.URL, f.Endpoint(), f.URL)
+	if err := os.WriteFile(r.file, []byte(cfg), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := r.serve()
+	defer func() {
+		cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Wait()
+	}()
+	r.load(t, port, 1) // everything that is made once is there
+	base := filepath.Join(dir, "base")
+	run := func(name string, args ...string) string {
+		t.Helper()
+		out, err := exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v %s", name, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	db, err := sql.Open("pgx", pg.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	var segment string
+	if _, err := db.Exec(`CHECKPOINT`); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.QueryRow(`SELECT pg_walfile_name(pg_current_wal_lsn())`).Scan(&segment); err != nil {
+		t.Fatal(err)
+	}
+	run("cp", "-a", pg.Data(), base)
+	head, _, _ := strings.Cut(run("cat", filepath.Join(pg.Data(), "postmaster.pid")), "\n")
+	args := []string{"-ff", "-ttt", "-T", "-xx", "-s", "20000000", "-y", "-o", filepath.Join(dir, "trace"), "-e", "trace=pwrite64,pwritev,pwritev2,fsync,fdatasync", "-P", filepath.Join(pg.Data(), "pg_wal", segment), "-p", head}
+	for _, pid := range strings.Fields(run("pgrep", "-P", head)) {
+		args = append(args, "-p", pid)
+	}
+	trace := exec.Command(tracer, args...)
+	if err := trace.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	mu.Lock()
+	clear(arrived)
+	mu.Unlock()
+	r.load(t, port, 30)
+	over := time.Now()
+	trace.Process.Signal(syscall.SIGINT)
+	trace.Wait()
+	ops := readTrace(t, filepath.Join(dir, "trace"))
+	if len(arrived) != 120 || len(ops) < 100 {
+		t.Fatalf("%d effects arrived, %d writes and syncs", len(arrived), len(ops))
+	}
+	wal := filepath.Join(pg.Data(), "pg_wal", segment)
+	was, err := os.ReadFile(filepath.Join(base, "pg_wal", segment))
+	if err != nil {
+		t.Fatal(err)
+	}
+	moments, first := pick(arrived, over, 5, 2)
+	for i, at := range moments {
+		left := filepath.Join(dir, fmt.Sprint("left", i))
+		run("cp", "-a", base, left)
+		if err := os.WriteFile(filepath.Join(left, "pg_wal", segment), disk(was, ops, wal, at, 0), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		run("chmod", "755", dir, filepath.Dir(dir))
+		url, stop, err := pg.Reopen(left)
+		if err != nil {
+			t.Fatal(err)
+		}
+		there, err := sql.Open("pgx", url)
+		if err == nil {
+			err = knows(there, arrived, at)
+			there.Close()
+		}
+		stop()
+		if err != nil {
+			t.Fatalf("%s after the first effect: %v", at.Sub(first), err)
 		}
 	}
 	t.Logf("%d moments, %d writes and syncs", len(moments), len(ops))
@@ -142,7 +270,7 @@ func pay(t *testing.T, url, token, x string) {
 
 // op is a change to a file, or its sync, with when it was begun and done.
 type op struct {
-	wal         bool
+	file        string
 	sync        bool
 	cut         int64 // of a truncation; -1 for a write
 	at          int64
@@ -153,7 +281,7 @@ type op struct {
 var traced = regexp.MustCompile(`^(\d+)\.(\d+) (\w+)\((.*)\) += (-?\d+).* <(\d+\.\d+)>$`)
 
 // readTrace reads what every thread wrote and synced, in the order it was done.
-func readTrace(t *testing.T, prefix, db string) []op {
+func readTrace(t *testing.T, prefix string) []op {
 	files, err := filepath.Glob(prefix + ".*")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no trace")
@@ -171,7 +299,7 @@ func readTrace(t *testing.T, prefix, db string) []op {
 			if m == nil || strings.HasPrefix(m[5], "-") {
 				continue
 			}
-			if o, ok := parseOp(t, m, db); ok {
+			if o, ok := parseOp(t, m); ok {
 				out = append(out, o)
 			}
 		}
@@ -184,7 +312,7 @@ func readTrace(t *testing.T, prefix, db string) []op {
 	return out
 }
 
-func parseOp(t *testing.T, m []string, db string) (op, bool) {
+func parseOp(t *testing.T, m []string) (op, bool) {
 	sec, _ := strconv.ParseInt(m[1], 10, 64)
 	micro, _ := strconv.ParseInt(m[2], 10, 64)
 	took, _ := strconv.ParseFloat(m[6], 64)
@@ -192,13 +320,7 @@ func parseOp(t *testing.T, m []string, db string) (op, bool) {
 	o.done = o.begun.Add(time.Duration(took * float64(time.Second)))
 	fd, rest, _ := strings.Cut(m[4], ">")
 	_, name, _ := strings.Cut(fd, "<")
-	switch path := string(unhex(name)); path {
-	case db:
-	case db + "-wal":
-		o.wal = true
-	default:
-		return o, false
-	}
+	o.file = string(unhex(name))
 	rest = strings.TrimPrefix(rest, ", ")
 	switch m[3] {
 	case "fsync", "fdatasync":
@@ -228,51 +350,41 @@ func unhex(s string) []byte {
 	return b
 }
 
-// image is what a disk holds of the database and its log.
-type image struct{ db, wal []byte }
-
-// disk is what is left when the power goes at a moment: everything that was synced by
-// then, and of what was not, a part by chance.
-func disk(ops []op, at time.Time, keep float64) image {
-	var img image
-	for _, wal := range []bool{false, true} {
-		synced := time.Time{} // what was done before a sync began that was done in time
-		for _, o := range ops {
-			if o.wal == wal && o.sync && !o.done.After(at) && o.begun.After(synced) {
-				synced = o.begun
-			}
-		}
-		var file []byte
-		for _, o := range ops {
-			if o.wal != wal || o.sync || o.done.After(synced) && (o.begun.After(at) || rand.Float64() >= keep) {
-				continue
-			}
-			if o.cut >= 0 {
-				file = append(file, make([]byte, max(0, int(o.cut)-len(file)))...)[:o.cut]
-				continue
-			}
-			if end := int(o.at) + len(o.data); end > len(file) {
-				file = append(file, make([]byte, end-len(file))...)
-			}
-			copy(file[o.at:], o.data)
-		}
-		if wal {
-			img.wal = file
-		} else {
-			img.db = file
+// disk is what is left of a file when the power goes at a moment: what it was, everything
+// that was synced by then, and of what was not, a part by chance.
+func disk(was []byte, ops []op, path string, at time.Time, keep float64) []byte {
+	synced := time.Time{} // what was done before a sync began that was done in time
+	for _, o := range ops {
+		if o.file == path && o.sync && !o.done.After(at) && o.begun.After(synced) {
+			synced = o.begun
 		}
 	}
-	return img
+	file := slices.Clone(was)
+	for _, o := range ops {
+		if o.file != path || o.sync || o.done.After(synced) && (o.begun.After(at) || rand.Float64() >= keep) {
+			continue
+		}
+		if o.cut >= 0 {
+			file = append(file, make([]byte, max(0, int(o.cut)-len(file)))...)[:o.cut]
+			continue
+		}
+		if end := int(o.at) + len(o.data); end > len(file) {
+			file = append(file, make([]byte, end-len(file))...)
+		}
+		copy(file[o.at:], o.data)
+	}
+	return file
 }
 
-// holds opens what is left and looks for every effect that had arrived.
-func (m image) holds(t *testing.T, arrived map[string]time.Time, at time.Time) error {
+// holdsSQLite opens what is left and looks for every effect that had arrived.
+func holdsSQLite(t *testing.T, files map[string][]byte, arrived map[string]time.Time, at time.Time) error {
 	dir := t.TempDir()
-	file := filepath.Join(dir, "left.db")
-	if err := cmp.Or(os.WriteFile(file, m.db, 0o600), os.WriteFile(file+"-wal", m.wal, 0o600)); err != nil {
-		return err
+	for name, b := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+			return err
+		}
 	}
-	db, err := sql.Open("sqlite", file)
+	db, err := sql.Open("sqlite", filepath.Join(dir, "patchbay.db"))
 	if err != nil {
 		return err
 	}
@@ -281,6 +393,11 @@ func (m image) holds(t *testing.T, arrived map[string]time.Time, at time.Time) e
 	if err := db.QueryRow(`PRAGMA integrity_check`).Scan(&whole); err != nil || whole != "ok" {
 		return fmt.Errorf("integrity: %s %v", whole, err)
 	}
+	return knows(db, arrived, at)
+}
+
+// knows reports an effect that had arrived by a moment and is not on record.
+func knows(db *sql.DB, arrived map[string]time.Time, at time.Time) error {
 	known := map[string]bool{}
 	rows, err := db.Query(`SELECT args_digest FROM calls WHERE state IN ('dispatched', 'succeeded')`)
 	if err != nil {

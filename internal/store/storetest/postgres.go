@@ -35,6 +35,30 @@ func (c *Cluster) Restart() error {
 	return c.run("pg_ctl", c.up...)
 }
 
+// Data is the directory of its files.
+func (c *Cluster) Data() string { return c.data() }
+
+// Reopen starts another cluster on a copy of one's files, as they were left on a disk, and
+// returns its URL and its end.
+func (c *Cluster) Reopen(data string) (url string, stop func(), err error) {
+	for _, args := range [][]string{{"chown", "-R", "postgres", data}, {"chmod", "700", data}, {"rm", "-f", filepath.Join(data, "postmaster.pid")}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil && os.Getuid() == 0 {
+			return "", nil, fmt.Errorf("storetest: %w: %s", err, out)
+		}
+	}
+	port, err := freeport.Take()
+	if err != nil {
+		return "", nil, err
+	}
+	log := filepath.Join(c.dir, fmt.Sprintf("log-%d", port))
+	err = c.run("pg_ctl", "-D", data, "-w", "-l", log, "-o", fmt.Sprintf("-p %d -k %s -c listen_addresses=127.0.0.1", port, c.dir), "start")
+	if err != nil {
+		why, _ := os.ReadFile(log) // the reason is there, if anywhere
+		return "", nil, fmt.Errorf("%w%s", err, why)
+	}
+	return "postgres://postgres@" + freeport.Addr(port) + "/postgres?sslmode=disable", func() { c.run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop") }, nil
+}
+
 // Stop ends it and takes its files away.
 func (c *Cluster) Stop() {
 	c.run("pg_ctl", "-D", c.data(), "-m", "immediate", "stop") // the files go next; nothing depends on it
