@@ -81,6 +81,7 @@ func TestClassify(t *testing.T) {
 	if got := ends("get_a"); got != string(plane.CallUnknown) {
 		t.Errorf("an uncertain effect ended as %s", got)
 	}
+	s.settle(1)
 	if err := classify(command.ClassifyInput{Tool: "get_a", Class: "query", Fingerprint: fp[:32]}); err != nil {
 		t.Fatal(err)
 	}
