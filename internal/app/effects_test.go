@@ -326,6 +326,24 @@ func TestTaint(t *testing.T) {
 	}
 }
 
+// A round that gets no tools carries no trace of MCP; one that gets some carries the line.
+func TestRoundsWithoutToolsCarryNoLine(t *testing.T) {
+	t.Setenv("FAKE_KEY", "sk-test-marker-1234567890")
+	m := fake.NewMCP(t, fake.Tool("edit", ""))
+	l := fake.NewLLM(t, fake.Turn{Text: "Fine."})
+	s := start(t, "", llmConfig(l, "anthropic")+"agents: {ship: {rounds: [coding, review]}}\n"+fmt.Sprintf("org: {connections: {up: {url: %q, agents: [coding]}}}\n", m.Endpoint())+allow("up", m.URL))
+	show, _ := s.ask("ship it", "ship")
+	if show = s.ended(show.Run.ID); show.Run.State != "succeeded" || len(l.Requests()) != 2 {
+		t.Fatalf("%+v", show)
+	}
+	for i, want := range []bool{true, false} {
+		r := string(l.Requests()[i])
+		if strings.Contains(r, "MCP server") != want || strings.Contains(r, "mcp__up__edit") != want || strings.Contains(r, "result_read") != want {
+			t.Errorf("round %d: %s", i+1, r)
+		}
+	}
+}
+
 // A pipeline's rounds are runs of other agents, each with its own tools; it goes on
 // between and within them after a restart, and ends with the last one's answer.
 func TestAPipelineShips(t *testing.T) {
