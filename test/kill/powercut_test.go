@@ -40,16 +40,7 @@ func TestThePowerGoes(t *testing.T) {
 	if err != nil {
 		t.Fatal("strace is needed (Debian package strace)")
 	}
-	var mu sync.Mutex
-	arrived := map[string]time.Time{}
-	f := fake.NewMCP(t, fake.Tool("pay", ""))
-	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
-		now := time.Now()
-		mu.Lock()
-		arrived[string(in.Arguments)] = now
-		mu.Unlock()
-		return fake.Text("ok"), nil
-	})
+	f, arrived := timekeeper(t)
 	dir := t.TempDir()
 	r := &rig{t: t, bin: build(t), file: filepath.Join(dir, "patchbay.yaml"), data: filepath.Join(dir, "d")}
 	port := peers.FreePort(t)
@@ -144,16 +135,7 @@ func TestThePowerGoesAtPostgres(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pg.Stop)
-	var mu sync.Mutex
-	arrived := map[string]time.Time{}
-	f := fake.NewMCP(t, fake.Tool("pay", ""))
-	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
-		now := time.Now()
-		mu.Lock()
-		arrived[string(in.Arguments)] = now
-		mu.Unlock()
-		return fake.Text("ok"), nil
-	})
+	f, arrived := timekeeper(t)
 	dir := t.TempDir()
 	bin := build(t)
 	key, err := exec.Command(bin, "keys", "generate").Output()
@@ -204,9 +186,7 @@ func TestThePowerGoesAtPostgres(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Second)
-	mu.Lock()
 	clear(arrived)
-	mu.Unlock()
 	r.load(t, port, 30)
 	over := time.Now()
 	trace.Process.Signal(syscall.SIGINT)
@@ -243,6 +223,21 @@ func TestThePowerGoesAtPostgres(t *testing.T) {
 		}
 	}
 	t.Logf("%d moments, %d writes and syncs", len(moments), len(ops))
+}
+
+// timekeeper is a server that notes when each effect arrived.
+func timekeeper(t *testing.T) (*fake.MCP, map[string]time.Time) {
+	var mu sync.Mutex
+	arrived := map[string]time.Time{}
+	f := fake.NewMCP(t, fake.Tool("pay", ""))
+	f.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		now := time.Now()
+		mu.Lock()
+		arrived[string(in.Arguments)] = now
+		mu.Unlock()
+		return fake.Text("ok"), nil
+	})
+	return f, arrived
 }
 
 // pay sends one effect as a client of the agent.
