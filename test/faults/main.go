@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib"
@@ -31,21 +32,27 @@ func main() {
 	}
 	fmt.Fprintf(os.Stderr, "seed %d\n", *seed)
 	sheet := figures.New(os.Stdout)
-	for _, db := range []string{"sqlite", "postgres"} {
-		t, err := exercise(*bin, db == "postgres", *n/2, *seed, *verbose)
-		if err != nil {
-			log.Fatalf("%s: %v", db, err)
+	dbs := []string{"sqlite", "postgres"}
+	tallies, errs := make([]*tally, len(dbs)), make([]error, len(dbs))
+	var both sync.WaitGroup
+	for i, db := range dbs {
+		both.Go(func() { tallies[i], errs[i] = exercise(*bin, db, *n/2, *seed, *verbose) })
+	}
+	both.Wait()
+	for i, db := range dbs {
+		if errs[i] != nil {
+			log.Fatalf("%s: %v", db, errs[i])
 		}
-		t.print(sheet, db, *n/2)
+		tallies[i].print(sheet, db, *n/2)
 	}
 	sheet.Exit()
 }
 
-func exercise(bin string, pg bool, n int, seed uint64, verbose bool) (*tally, error) {
+func exercise(bin, db string, n int, seed uint64, verbose bool) (*tally, error) {
 	llm := fake.NewLLM(seat{})
 	defer llm.Close()
 	llm.Script(think)
-	p, err := newPlant(bin, pg, llm.URL+"/v1")
+	p, err := newPlant(bin, db == "postgres", llm.URL+"/v1")
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +66,7 @@ func exercise(bin string, pg bool, n int, seed uint64, verbose bool) (*tally, er
 			return t, t.errors[0]
 		}
 		if i%50 == 49 {
-			fmt.Fprintf(os.Stderr, "%d schedules, %.1f s each\n", i+1, time.Since(began).Seconds()/float64(i+1))
+			fmt.Fprintf(os.Stderr, "%s: %d schedules, %.1f s each\n", db, i+1, time.Since(began).Seconds()/float64(i+1))
 		}
 	}
 	return t, nil

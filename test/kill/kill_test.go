@@ -225,7 +225,7 @@ func (r *rig) resolve(s shown, executed map[string]int, mu *sync.Mutex) {
 			continue
 		}
 		text, err := exec.Command(r.bin, "--data", r.data, "runs", "show", s.Run.ID).Output()
-		if err != nil || !strings.Contains(string(text), "patchbay runs resolve "+c.ID+" done") || !strings.Contains(string(text), "pay was asked of up at ") ||
+		if err != nil || !strings.Contains(string(text), "patchbay runs resolve "+c.ID+" done") || !strings.Contains(string(text), " was asked of up at ") ||
 			!strings.Contains(string(text), "for cli:local. It may have happened") || !strings.Contains(string(text), "send-again  it did not, and is to be sent once more") {
 			r.t.Fatalf("runs show does not explain it: %s", text)
 		}
