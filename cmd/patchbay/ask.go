@@ -211,6 +211,7 @@ func (w *watcher) decide() (bool, error) {
 	}
 	w.progress.clear()
 	w.newline()
+	said := make(chan string, 1)
 	lines := bufio.NewReader(in)
 	for len(w.asked) > 0 {
 		var a command.ApprovalRow
@@ -219,9 +220,16 @@ func (w *watcher) decide() (bool, error) {
 		}
 		if a.State == string(plane.ApprovalPending) {
 			fmt.Fprintf(w.e.err, "\n%s wants to call %s at %s: %s.\n  %s\nAllow it? y once, a always, n no, anything else later: ", a.Agent, bridge.Visible(a.Tool), a.Server, a.Why, bridge.Visible(a.Arguments))
-			line, err := lines.ReadString('\n')
-			if err != nil {
-				return false, nil // nobody is there any more
+			go func() {
+				line, _ := lines.ReadString('\n') // an end of the input is no answer
+				said <- line
+			}()
+			line := ""
+			select {
+			case line = <-said:
+			case <-w.e.ctx.Done():
+				fmt.Fprintln(w.e.err)
+				return false, nil
 			}
 			as := map[string]plane.Decision{"y": plane.Approve, "yes": plane.Approve, "a": plane.AlwaysAllow, "always": plane.AlwaysAllow, "n": plane.Deny, "no": plane.Deny}[strings.ToLower(strings.TrimSpace(line))]
 			if as == "" {

@@ -136,7 +136,7 @@ type Attempt struct {
 // Step is one line of a run's timeline.
 type Step struct {
 	Turn    int     `json:"turn"`
-	Kind    string  `json:"kind"` // model, call, tool, note, wait
+	Kind    string  `json:"kind"` // model, call, tool, note, wait, asks
 	Label   string  `json:"label"`
 	Start   float64 `json:"start_s"` // since the run began
 	Seconds float64 `json:"seconds"`
@@ -340,6 +340,7 @@ func steps(began time.Time, evs []plane.Event) []Step {
 		var data struct {
 			Call, Name, Text, Reason, Server, Error, Output, State, Outcome, By string
 			Kind                                                                string
+			Approval, Decision                                                  string
 			OK                                                                  bool
 			Bytes                                                               int
 		}
@@ -371,6 +372,10 @@ func steps(began time.Time, evs []plane.Event) []Step {
 			out = append(out, Step{Turn: ev.Turn, Kind: "note", Label: strings.TrimSpace(data.Kind + " " + data.Server), Start: at(ev.At), Detail: data.Reason})
 		case plane.EventCallUnknown:
 			out = append(out, Step{Turn: ev.Turn, Kind: "wait", Label: ev.Span, Start: at(ev.At), Detail: "outcome unknown"})
+		case plane.EventApprovalRequested:
+			out = append(out, Step{Turn: ev.Turn, Kind: "asks", Label: ev.Span, Start: at(ev.At), Detail: data.Approval})
+		case plane.EventApprovalDecided:
+			out = append(out, Step{Turn: ev.Turn, Kind: "note", Label: "approval " + data.Decision, Start: at(ev.At), OK: true, Detail: strings.TrimSpace("by " + data.By)})
 		case plane.EventCallResolved:
 			out = append(out, Step{Turn: ev.Turn, Kind: "note", Label: "resolved " + data.Outcome, Start: at(ev.At), OK: true, Detail: "by " + data.By})
 		}
@@ -397,6 +402,8 @@ func (o *RunsShow) Text(w io.Writer, s Style) {
 			status = "note"
 		case st.Kind == "wait":
 			status = "unknown"
+		case st.Kind == "asks":
+			status = "waiting"
 		case !st.OK:
 			status = "failed"
 		}
@@ -410,6 +417,11 @@ func (o *RunsShow) Text(w io.Writer, s Style) {
 	for _, c := range o.Calls {
 		if c.State == string(plane.CallUnknown) {
 			fmt.Fprintf(w, "\nIt is not known whether %s took effect: %s%s", c.ID, c.Reason, unknownText(&c))
+		}
+	}
+	for _, c := range o.Calls {
+		if c.State == string(plane.CallAwaitingApproval) {
+			fmt.Fprintf(w, "\n%s at %s waits for a person's approval; look at it, and decide:\n  patchbay approvals show %[3]s\n  patchbay approvals decide %[3]s approve|deny|always-allow\n", bridge.Visible(c.Tool), c.Server, c.Approval)
 		}
 	}
 	for _, x := range o.Rounds {

@@ -85,11 +85,18 @@ func (m *machine) refused(t *rapid.T, err error) bool {
 	return true
 }
 
-func (m *machine) pick(t *rapid.T) *held {
-	if len(m.order) == 0 {
-		t.Skip("no call yet")
+// pick draws one of the calls for which ok holds; nil when there is none, and then there is nothing to do.
+func (m *machine) pick(t *rapid.T, ok func(*held) bool) *held {
+	var fit []plane.CallID
+	for _, id := range m.order {
+		if ok(m.held[id]) {
+			fit = append(fit, id)
+		}
 	}
-	return m.held[rapid.SampledFrom(m.order).Draw(t, "call")]
+	if len(fit) == 0 {
+		return nil
+	}
+	return m.held[rapid.SampledFrom(fit).Draw(t, "call")]
 }
 
 // stored is the row of a call; one without a row has no state.
@@ -123,9 +130,11 @@ func (m *machine) Plan(t *rapid.T) {
 
 // Ask asks a person about a call that was not sent.
 func (m *machine) Ask(t *rapid.T) {
-	h := m.pick(t)
-	if !h.asks || h.sent > 0 || h.c.State != "" && h.c.State != plane.CallPlanned && h.c.State != plane.CallAwaitingApproval {
-		t.Skip("nothing to ask")
+	h := m.pick(t, func(h *held) bool {
+		return h.asks && h.sent == 0 && (h.c.State == "" || h.c.State == plane.CallPlanned || h.c.State == plane.CallAwaitingApproval)
+	})
+	if h == nil {
+		return
 	}
 	if _, err := m.l.Ask(m.ctx, &h.c, []byte("{}"), "why"); !m.refused(t, err) {
 		h.approved = false
@@ -134,9 +143,9 @@ func (m *machine) Ask(t *rapid.T) {
 
 // Decide takes a word on a call, for the first time or again.
 func (m *machine) Decide(t *rapid.T) {
-	h := m.pick(t)
-	if h.c.Approval == "" {
-		t.Skip("nobody was asked")
+	h := m.pick(t, func(h *held) bool { return h.c.Approval != "" })
+	if h == nil {
+		return
 	}
 	as := rapid.SampledFrom([]plane.Decision{plane.Approve, plane.Deny, plane.AlwaysAllow}).Draw(t, "as")
 	before, err := m.s.Approval(m.ctx, h.c.Approval)
@@ -151,9 +160,9 @@ func (m *machine) Decide(t *rapid.T) {
 
 // Begin sends a call, if it may be sent.
 func (m *machine) Begin(t *rapid.T) {
-	h := m.pick(t)
-	if h.asks && h.c.Approval == "" && h.c.State != plane.CallDispatched {
-		t.Skip("the bridge asks first")
+	h := m.pick(t, func(h *held) bool { return !h.asks || h.c.Approval != "" || h.c.State == plane.CallDispatched })
+	if h == nil {
+		return // the bridge asks first
 	}
 	fresh := h.c
 	row := m.stored(t, h.c.ID)
@@ -222,9 +231,9 @@ var manyEndings = []plane.Ending{{Answered: true}, {Answered: true, IsError: tru
 
 // End ends an attempt as it may end on the wire.
 func (m *machine) End(t *rapid.T) {
-	h := m.pick(t)
-	if h.c.State != plane.CallDispatched {
-		t.Skip("not under way")
+	h := m.pick(t, func(h *held) bool { return h.c.State == plane.CallDispatched })
+	if h == nil {
+		return
 	}
 	end := rapid.SampledFrom(manyEndings).Draw(t, "end")
 	if rapid.IntRange(0, 4).Draw(t, "asks for input") == 0 && h.c.Attempts < 4 {
@@ -247,9 +256,11 @@ func (m *machine) End(t *rapid.T) {
 
 // Refuse ends a call that was not sent.
 func (m *machine) Refuse(t *rapid.T) {
-	h := m.pick(t)
-	if h.c.State != plane.CallPlanned && (h.c.State != plane.CallAwaitingApproval || h.c.Fence == 0) {
-		t.Skip("it is under way")
+	h := m.pick(t, func(h *held) bool {
+		return h.c.State == plane.CallPlanned || h.c.State == plane.CallAwaitingApproval && h.c.Fence != 0
+	})
+	if h == nil {
+		return
 	}
 	m.refused(t, m.l.Settle(m.ctx, &h.c, plane.Settlement{Ending: plane.Ending{NothingSent: true, Detail: "no"}, Observe: func(plane.Tx) error { return nil }}))
 }
@@ -288,12 +299,12 @@ func (m *machine) drop(id plane.CallID) {
 
 // Resolve is a person's word on an unknown call.
 func (m *machine) Resolve(t *rapid.T) {
-	h := m.pick(t)
+	h := m.pick(t, func(h *held) bool { return m.stored(t, h.c.ID).State != "" })
+	if h == nil {
+		return
+	}
 	as := rapid.SampledFrom([]ledger.Resolution{ledger.Done, ledger.NotDone, ledger.SendAgain}).Draw(t, "as")
 	row := m.stored(t, h.c.ID)
-	if row.State == "" {
-		t.Skip("no row")
-	}
 	again, err := m.l.Resolve(m.ctx, plane.Principal{ID: "ada"}, h.c.ID, as, "", nil)
 	if m.refused(t, err) {
 		return
@@ -326,7 +337,7 @@ func (m *machine) Pass(t *rapid.T) {
 // Rekey changes the connection: what was offered before is worth nothing.
 func (m *machine) Rekey(t *rapid.T) {
 	if rapid.IntRange(0, 5).Draw(t, "rarely") != 0 {
-		t.Skip("not now")
+		return
 	}
 	m.conn.Version++
 	m.must(t, m.s.Write(m.ctx, func(tx plane.Tx) error { return m.s.SaveConnection(tx, &m.conn) }))

@@ -28,6 +28,9 @@ func (s *Store) AddApproval(t plane.Tx, a *plane.Approval) error {
 	if _, err := x.exec(`UPDATE approvals SET state = 'expired', decided_at = ?, args = ? WHERE call = ? AND state IN ('pending', 'approved')`, plane.Micros(x.now), []byte{}, a.Call); err != nil {
 		return err
 	}
+	if _, err := x.exec(`UPDATE calls SET approval = ? WHERE id = ?`, a.ID, a.Call); err != nil {
+		return err
+	}
 	_, err := x.exec(`INSERT INTO approvals (`+approvalColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, 0, '', '')`,
 		a.ID, a.Call, a.Run, a.Agent, a.Principal, a.Connection, a.Version, a.Server, a.Tool, a.Alias, a.Fingerprint, a.ArgsDigest, a.Arguments, a.Why,
 		plane.Micros(a.AskedAt), plane.Micros(a.ExpiresAt))
