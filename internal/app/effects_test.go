@@ -85,6 +85,31 @@ func TestAnUnknownEffectHoldsItsTarget(t *testing.T) {
 	}
 }
 
+// An own run's model is told how its person frees a held target, and a target is set
+// only for a tool that is there.
+func TestAHeldTargetOfARun(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("pay", ""))
+	m.OnCall(func(*mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
+		return nil, &mcp.RPCError{Code: -32603, Message: "?"}
+	})
+	s := start(t, "", scripted(`[{calls: [{tool: mcp__up__pay}]}, {say: "it said {{last}}"}]`)+upConfig(m))
+	if show, _ := s.ask("pay", "general"); show.Run.Waiting != "reconcile" {
+		t.Fatalf("%+v", show.Run)
+	}
+	show, _ := s.ask("pay again", "general")
+	if show = s.ended(show.Run.ID); !strings.Contains(show.Run.Answer, "not settled") || !strings.Contains(show.Run.Answer, "Tell the person: patchbay runs resolve cal_") {
+		t.Errorf("%+v", show.Run)
+	}
+	if err := s.do("mcp.tool-set", command.ToolSetInput{Name: "up", Tool: "pays", Target: "$.x"}, &command.MCPChanged{}); plane.KindOf(err) != plane.NotFound {
+		t.Errorf("%v", err)
+	}
+	for _, target := range []string{"$.x", "none"} {
+		if err := s.do("mcp.tool-set", command.ToolSetInput{Name: "up", Tool: "pay", Target: target}, &command.MCPChanged{}); err != nil {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+}
+
 // A connection is not removed while it is not settled what became of a call there.
 func TestAConnectionWithAnOpenCallStays(t *testing.T) {
 	m := fake.NewMCP(t, fake.Tool("pay", ""))

@@ -112,10 +112,11 @@ func TestMemoryKeepsItsSources(t *testing.T) {
 // resumed is a run that read something in a turn that is not over: a payment beside it
 // waits for approval. change happens while nothing runs; then the payment is denied and
 // the run goes on.
-func resumed(t *testing.T, tampered string, change func(s *served)) (show command.RunsShow, reads int, told string) {
+func resumed(t *testing.T, tampered string, change func(s *served), then ...fake.Turn) (show command.RunsShow, reads int, told string) {
 	t.Helper()
 	t.Setenv("FAKE_KEY", "sk-test-marker-1234567890")
-	l := fake.NewLLM(t, fake.Turn{Calls: []fake.ToolCall{{ID: "u1", Name: "mcp__up__read", Input: `{"x":"1"}`}, {ID: "u2", Name: "mcp__up__pay", Input: `{"x":"1"}`}}}, fake.Turn{Text: "Done."})
+	turns := append([]fake.Turn{{Calls: []fake.ToolCall{{ID: "u1", Name: "mcp__up__read", Input: `{"x":"1"}`}, {ID: "u2", Name: "mcp__up__pay", Input: `{"x":"1"}`}}}}, then...)
+	l := fake.NewLLM(t, append(turns, fake.Turn{Text: "Done."})...)
 	m := fake.NewMCP(t, fake.Tool("read", ""), fake.Tool("pay", ""))
 	m.OnCall(func(in *mcp.Incoming) (json.RawMessage, *mcp.RPCError) {
 		if in.Name == "read" {
@@ -123,7 +124,7 @@ func resumed(t *testing.T, tampered string, change func(s *served)) (show comman
 		}
 		return fake.Text("what was read"), nil
 	})
-	cfg := llmConfig(l, "anthropic") + "agents: {general: {approvals: {mcp__up__pay: ask}}}\n" + upConfig(m)
+	cfg := llmConfig(l, "anthropic") + "agents: {general: {tools: [memory], approvals: {mcp__up__pay: ask}}}\n" + upConfig(m)
 	s := start(t, "", cfg)
 	s.refresh("up")
 	if err := s.do("mcp.classify", command.ClassifyInput{Name: "up", Tool: "read", Class: "query", Fingerprint: s.tool("up", "read").Fingerprint}, &command.MCPChanged{}); err != nil {
@@ -190,6 +191,18 @@ func TestWhatAResumedRunAdopts(t *testing.T) {
 		show, reads, told := resumed(t, c.tamper, c.change)
 		if reads != 1 || show.Run.State != "succeeded" || !strings.Contains(told, "not used again") || strings.Contains(told, "what was read") {
 			t.Errorf("%s: %d reads, %+v %s", what, reads, show.Run, told)
+		}
+	}
+}
+
+// What a run says in its own words after reading a thousand sources comes from all of
+// them, which is more than a memory keeps: it is refused, and the model is told what it may do.
+func TestAMemoryOfTooManySources(t *testing.T) {
+	note := call("remember", `{"text":"It was all about the harvest."}`)
+	many := fmt.Sprintf(`WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %d) INSERT INTO lineage (owner, source) SELECT runs.id, 'evd_' || i FROM runs, n`, plane.MaxSources)
+	for tampered, want := range map[string]string{many: fmt.Sprintf("a memory keeps at most %d", plane.MaxSources), "": "from 2 sources"} {
+		if show, _, told := resumed(t, tampered, nil, note); show.Run.State != "succeeded" || !strings.Contains(told, want) {
+			t.Errorf("no %q: %+v %s", want, show.Run, told)
 		}
 	}
 }

@@ -3,8 +3,9 @@
 // of a tool, and each reading of a resource or prompt, down the one road: decide, lend,
 // call, record. It promises that a name is resolved through the table of its own offer
 // and never by splitting it, that a failing server takes no other with it, that own
-// runs see what servers say only marked as data, and that a call that waits for input
-// goes on once, for whoever began it.
+// runs see what servers say only marked as data, that a call that a person must approve
+// is not sent before, nor with other arguments than were shown, and that a call that
+// waits for input goes on once, for whoever began it.
 package bridge
 
 import (

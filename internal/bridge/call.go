@@ -298,7 +298,8 @@ func (s *Session) advise(out *Out, text string, err error) {
 	var e *plane.Error
 	if errors.As(err, &e) && e.Next != "" {
 		out.Next = e.Next
-		if s.results() == plane.Marked && e.Kind == plane.Unauthenticated {
+		var held *plane.HeldError
+		if s.results() == plane.Marked && (e.Kind == plane.Unauthenticated || errors.As(err, &held)) {
 			out.Text += " Tell the person: " + e.Next
 		}
 	}

@@ -50,6 +50,11 @@ type ToolSetInput struct {
 	Version int64  `json:"version,omitempty" help:"The version that was looked at; a connection that changed since is left alone."`
 }
 
+// sets reports whether something is said of the tool, not only taken back.
+func (in *ToolSetInput) sets() bool {
+	return in.Target != "" && in.Target != "none" || in.Key != "" && in.Key != "none"
+}
+
 func (in *ToolSetInput) change() consent.Change {
 	set := func(m map[string]string, v string) map[string]string {
 		switch {
@@ -80,12 +85,7 @@ type ClassifyInput struct {
 // review is what the input says of the definition that is listed now.
 func (in *ClassifyInput) review(c *plane.Catalog) (plane.Review, error) {
 	r := plane.Review{Name: in.Tool, Class: plane.Class(in.Class), Fingerprint: in.Fingerprint, Contract: in.Contract}
-	var d *plane.Definition
-	if c != nil {
-		if i := slices.IndexFunc(c.Definitions, func(d plane.Definition) bool { return d.Name == in.Tool }); i >= 0 {
-			d = &c.Definitions[i]
-		}
-	}
+	d := definition(c, in.Tool)
 	switch {
 	case d == nil: // consent says so
 	case in.Fingerprint == "" && r.Class == plane.Effect && r.Contract == "":
@@ -180,7 +180,12 @@ func governCommands(d Deps) []*Command {
 				if in.Target == "" && in.Key == "" {
 					return nil, plane.Errorf(plane.InvalidInput, "Say the target, or the argument of the idempotency key.").At("target")
 				}
-				return edit(in.Name, "%s is changed.", func(*plane.Catalog) consent.Change { return in.change() })(ctx, who)
+				return changed(ctx, d, who, in.Name, "%s is changed.", func(ctx context.Context, who plane.Principal, id plane.ConnectionID) (plane.Connection, error) {
+					if c := d.Catalogs.Get(id); c != nil && in.sets() && definition(c, in.Tool) == nil {
+						return plane.Connection{}, plane.Errorf(plane.NotFound, "%s has no tool %s.", in.Name, bridge.Visible(in.Tool)).At("tool").Then("patchbay mcp tools " + in.Name)
+					}
+					return d.Consent.Edit(ctx, who, id, in.change())
+				})
 			}),
 		define(About{Name: "mcp.tools-set", Summary: "Says which tools of a connection are used; also written 'mcp tools set'.", Right: plane.MCPWrite, Example: "mcp tools-set linear --exclude delete_issue"},
 			func(ctx context.Context, who plane.Principal, in *ToolsSetInput) (*MCPChanged, error) {
@@ -212,6 +217,18 @@ func governCommands(d Deps) []*Command {
 				return testServer(ctx, d, who, in.Name)
 			}),
 	}
+}
+
+// definition is what the last listing says of a tool; nil when it says nothing.
+func definition(c *plane.Catalog, tool string) *plane.Definition {
+	if c != nil {
+		for i := range c.Definitions {
+			if c.Definitions[i].Name == tool {
+				return &c.Definitions[i]
+			}
+		}
+	}
+	return nil
 }
 
 func names(c *plane.Catalog) []string {

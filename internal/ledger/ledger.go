@@ -4,7 +4,8 @@
 // its enablement, the run's fence, the target's claim and the approval still stand; that
 // an approval is good once, for one call as it was shown; that an effect is sent a second
 // time only on proof that nothing ran; and that what nobody knows is recorded as unknown,
-// keeps its target from further effects, and waits for a person.
+// keeps its target from further effects, and waits for a person. It also signs the
+// audit, and promises that an entry that was changed or taken out is found.
 package ledger
 
 import (

@@ -1,7 +1,8 @@
 // Package policy decides. It compiles what an operator wrote into an immutable
 // snapshot and answers, without I/O and in one place, which connections an agent
-// may use and whether a call may go out. Only it can make a Grant, and a Grant
-// names the one connection, version and endpoint it is good for.
+// may use, whether a call may go out and whether a person is asked first. Only it
+// can make a Grant, and a Grant names the one connection, version and endpoint it
+// is good for.
 package policy
 
 import (

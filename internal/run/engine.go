@@ -2,8 +2,9 @@
 // turn, call and event is committed before the next step, a killed process's
 // runs are found and resumed, and a former holder of a run cannot write to it.
 // It promises that no effect is sent twice by resuming, that a run with an
-// unknown call waits for a person, and that a model request of an agent without
-// MCP carries no trace of it.
+// unknown call, or one that needs approval, waits for a person, that what a run
+// answers and remembers keeps its sources and labels, and that a model request of
+// an agent without MCP carries no trace of it.
 package run
 
 import (
