@@ -52,7 +52,11 @@ func (c *askCmd) Run(e *env) error {
 			if err != nil {
 				return err
 			}
-			return w.end(row.ID)
+			err = w.end(row.ID)
+			if e.ctx.Err() != nil {
+				return exitCode(exitUsage)
+			}
+			return err
 		}
 	}
 }

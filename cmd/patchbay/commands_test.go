@@ -81,12 +81,12 @@ func TestRefusalsHaveTheirExitCodes(t *testing.T) {
 	}
 }
 
-// What the command line prints as JSON is what the server answers, and a refusal
-// has the same code and sentence.
-func TestTheCommandLineAnswersLikeTheServer(t *testing.T) {
-	dir := t.TempDir()
+// serving is the directory of a server that runs until the test ends; its data are in d.
+func serving(t *testing.T, config string, demo bool) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
 	file := filepath.Join(dir, "patchbay.yaml")
-	if err := os.WriteFile(file, []byte("listen: 127.0.0.1:0\ndata: "+dir+"/d\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("listen: 127.0.0.1:0\ndata: "+dir+"/d\n"+config), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cfg, err := app.LoadConfig(file)
@@ -94,14 +94,21 @@ func TestTheCommandLineAnswersLikeTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	a, err := app.New(ctx, app.Options{Config: cfg, Version: "test", Log: slog.New(slog.DiscardHandler)})
+	a, err := app.New(ctx, app.Options{Config: cfg, Version: "test", Demo: demo, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
 	<-a.Ready()
-	defer func() { cancel(); <-done; a.Close() }()
+	t.Cleanup(func() { cancel(); <-done; a.Close() })
+	return dir
+}
+
+// What the command line prints as JSON is what the server answers, and a refusal
+// has the same code and sentence.
+func TestTheCommandLineAnswersLikeTheServer(t *testing.T) {
+	dir := serving(t, "", false)
 	c := &http.Client{Transport: netguard.InfraSocket(filepath.Join(dir, "d", app.SocketName))}
 	for _, cmd := range command.New(command.Deps{}).All() {
 		if !cmd.ReadOnly && cmd.Name != "mcp.remove" && cmd.Name != "mcp.connect" && cmd.Name != "runs.cancel" {
