@@ -58,15 +58,22 @@ type CallInput struct {
 
 // Text draws one call: what was asked, of whom, when, and what may be done about it.
 func (c *CallRow) Text(w io.Writer, s Style) {
-	fmt.Fprintf(w, "call\t%s\nstate\t%s\nagent\t%s\nfor\t%s\ntool\t%s/%s (%s)\nbegan\t%s, %s\n", c.ID, s.state(c.State), c.Agent, c.Principal, c.Server, bridge.Visible(c.Tool), c.Class,
-		c.PlannedAt.UTC().Format("2006-01-02 15:04:05 UTC"), s.ago(c.PlannedAt))
+	began := c.PlannedAt.UTC().Format("2006-01-02 15:04:05 UTC")
+	if s.Terminal {
+		began += ", " + s.ago(c.PlannedAt)
+	}
+	fmt.Fprintf(w, "call\t%s\nstate\t%s\nagent\t%s\nfor\t%s\ntool\t%s/%s (%s)\nbegan\t%s\n", c.ID, s.state(c.State), c.Agent, c.Principal, c.Server, bridge.Visible(c.Tool), c.Class, began)
 	if c.Reason != "" {
 		fmt.Fprintf(w, "why\t%s\n", c.Reason)
 	}
 	if c.Target != "" {
 		fmt.Fprintf(w, "target\t%s\n", bridge.Visible(c.Target))
 	}
-	if c.Held != "" {
+	switch c.Held {
+	case "":
+	case c.Reason:
+		fmt.Fprint(w, "claim\tits target is held\n")
+	default:
 		fmt.Fprintf(w, "claim\t%s\n", c.Held)
 	}
 	fmt.Fprintf(w, "arguments\tsha256:%s\n", c.ArgumentsDigest)
