@@ -50,12 +50,13 @@ func TestTheAuditIsSealed(t *testing.T) {
 		t.Errorf("%s", b.String())
 	}
 	for what, q := range map[string]string{
-		"an edit":                   `UPDATE audit SET decision = 'failed' WHERE id = (SELECT MAX(id) FROM audit WHERE action = 'call')`,
-		"a gap":                     `DELETE FROM audit WHERE id = (SELECT MIN(id) FROM audit WHERE lane = 'main')`,
-		"a checkpoint that is gone": `DELETE FROM checkpoints WHERE n = (SELECT MAX(n) - 1 FROM checkpoints)`,
-		"a front that is cut":       `DELETE FROM audit WHERE id <= (SELECT last FROM checkpoints WHERE n = 2); DELETE FROM checkpoints WHERE n < 2`,
-		"an entry in between":       `INSERT INTO audit SELECT lane, id || '0', at, 'mallory', action, what, decision, digest, seal FROM audit WHERE id = (SELECT MIN(id) FROM audit)`,
-		"a forged checkpoint":       `UPDATE checkpoints SET entries = entries + 1 WHERE n = (SELECT MAX(n) FROM checkpoints)`,
+		"an edit":                    `UPDATE audit SET decision = 'deny' WHERE id = (SELECT MAX(id) FROM audit WHERE action = 'token.create')`,
+		"a call that went otherwise": `UPDATE audit SET decision = CASE action WHEN 'call' THEN 'failed' ELSE decision END, what = replace(what, char(9) || 'succeeded' || char(9), char(9) || 'failed' || char(9)) WHERE action IN ('call', 'calls')`,
+		"a gap":                      `DELETE FROM audit WHERE id = (SELECT MIN(id) FROM audit WHERE lane = 'main')`,
+		"a checkpoint that is gone":  `DELETE FROM checkpoints WHERE n = (SELECT MAX(n) - 1 FROM checkpoints)`,
+		"a front that is cut":        `DELETE FROM audit WHERE id <= (SELECT last FROM checkpoints WHERE n = 2); DELETE FROM checkpoints WHERE n < 2`,
+		"an entry in between":        `INSERT INTO audit SELECT lane, id || '0', at, 'mallory', action, what, decision, digest, seal FROM audit WHERE id = (SELECT MIN(id) FROM audit)`,
+		"a forged checkpoint":        `UPDATE checkpoints SET entries = entries + 1 WHERE n = (SELECT MAX(n) FROM checkpoints)`,
 	} {
 		s.stop()
 		undo := tamper(t, s.dir, q)

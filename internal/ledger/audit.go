@@ -57,7 +57,7 @@ type head struct {
 
 const (
 	sealLease = 10 * time.Second
-	sealMost  = 5000 // entries of one checkpoint
+	sealMost  = 1000 // rows of one checkpoint
 	lanePage  = 2000
 	maxLanes  = 10_000
 )
@@ -305,9 +305,9 @@ func (v *verifier) checkpoint(ctx context.Context, c plane.Checkpoint) error {
 	h, n := chain(c.Lane, c.N, c.Prev), int64(0)
 	err := v.a.Store.Stretch(ctx, c, after, func(e plane.AuditEntry) {
 		n++
+		v.lane.Entries += int64(len(e.Unfold()))
 		addEntry(h, &e)
 	})
-	v.lane.Entries += n
 	switch {
 	case err != nil:
 		return err

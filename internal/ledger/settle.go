@@ -187,7 +187,7 @@ func (l *Ledger) observed(t plane.Tx, row *plane.Call) error {
 
 // onRecord puts a call's state into the audit: digests, never arguments.
 func (l *Ledger) onRecord(t plane.Tx, c *plane.Call) error {
-	return l.store.AddAudit(t, plane.AuditEntry{Who: c.Principal, Action: "call", What: string(c.ID), Decision: string(c.State), Digest: c.ArgsDigest})
+	return l.store.AddAudit(t, plane.AuditEntry{Who: c.Principal, Action: plane.AuditCall, What: string(c.ID), Decision: string(c.State), Digest: c.ArgsDigest})
 }
 
 // plain is a session's call that was answered at its first attempt: the call's own row

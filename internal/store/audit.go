@@ -10,14 +10,24 @@ import (
 	"patchbay/internal/plane"
 )
 
-// AddAudit appends an entry to this process's lane.
+// AddAudit appends an entry to this process's lane. What is said about calls in one
+// transaction is kept as one entry.
 func (s *Store) AddAudit(t plane.Tx, e plane.AuditEntry) error {
+	x := own(t)
+	if e.Foldable() {
+		x.fold(e)
+		return nil
+	}
+	return x.addAudit(e)
+}
+
+func (t *tx) addAudit(e plane.AuditEntry) error {
 	at := e.At
 	if at.IsZero() {
-		at = t.Now()
+		at = t.now
 	}
-	_, err := own(t).exec(`INSERT INTO audit (lane, id, at, who, action, what, decision, digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)`,
-		s.lane, plane.NewAuditID(t.Now()), plane.Micros(at), e.Who, e.Action, e.What, e.Decision, e.Digest)
+	_, err := t.exec(`INSERT INTO audit (lane, id, at, who, action, what, decision, digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)`,
+		t.s.lane, plane.NewAuditID(t.now), plane.Micros(at), e.Who, e.Action, e.What, e.Decision, e.Digest)
 	return err
 }
 
@@ -38,19 +48,48 @@ func (s *Store) Audit(ctx context.Context, f plane.AuditFilter) ([]plane.AuditEn
 		return nil, err
 	}
 	var out []plane.AuditEntry
-	cond, args := auditWhere(f)
 	for _, lane := range lanes {
+		of, err := s.auditOf(ctx, lane, f)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, of...)
+	}
+	slices.SortStableFunc(out, func(a, b plane.AuditEntry) int { return strings.Compare(b.ID, a.ID) })
+	return out[:min(len(out), f.Limit)], nil
+}
+
+// auditPage bounds the rows that are read at once where a filter looks into folded ones.
+const auditPage = 1000
+
+func (s *Store) auditOf(ctx context.Context, lane string, f plane.AuditFilter) (out []plane.AuditEntry, err error) {
+	cond, args := auditWhere(f)
+	page, before := min(f.Limit, auditPage), "~" // above every id
+	for rows := page; rows == page && len(out) < f.Limit; {
+		rows = 0
 		err := s.each(ctx, func(r *sql.Rows) error {
 			e, err := scanAudit(r)
-			out = append(out, e)
+			rows++
+			before = e.ID
+			entries := e.Unfold()
+			for _, e := range slices.Backward(entries) {
+				if len(entries) == 1 || through(f, e) {
+					out = append(out, e)
+				}
+			}
 			return err
-		}, `SELECT `+auditColumns+` FROM audit WHERE lane = ?`+cond+` ORDER BY id DESC LIMIT ?`, slices.Concat([]any{lane}, args, []any{f.Limit})...)
+		}, `SELECT `+auditColumns+` FROM audit WHERE lane = ? AND id < ?`+cond+` ORDER BY id DESC LIMIT ?`, slices.Concat([]any{lane, before}, args, []any{page})...)
 		if err != nil {
 			return nil, err
 		}
 	}
-	slices.SortStableFunc(out, func(a, b plane.AuditEntry) int { return strings.Compare(b.ID, a.ID) })
-	return out[:min(len(out), f.Limit)], nil
+	return out, nil
+}
+
+// through reports whether an entry out of a folded one is asked for; its time is the
+// row's.
+func through(f plane.AuditFilter, e plane.AuditEntry) bool {
+	return (f.Who == "" || e.Who == f.Who) && strings.HasPrefix(e.Action, f.Action) && strings.HasPrefix(e.What, f.What)
 }
 
 func auditWhere(f plane.AuditFilter) (cond string, args []any) {
@@ -59,13 +98,13 @@ func auditWhere(f plane.AuditFilter) (cond string, args []any) {
 		args = append(args, v...)
 	}
 	if f.Who != "" {
-		and("who = ?", f.Who)
+		and("(who = ? OR action = 'calls')", f.Who)
 	}
 	if f.Action != "" {
 		and("substr(action, 1, ?) = ?", len([]rune(f.Action)), f.Action)
 	}
 	if f.What != "" {
-		and("substr(what, 1, ?) = ?", len([]rune(f.What)), f.What)
+		and("(substr(what, 1, ?) = ? OR action = 'calls')", len([]rune(f.What)), f.What)
 	}
 	if !f.Since.IsZero() {
 		and("at >= ?", plane.Micros(f.Since))

@@ -29,7 +29,8 @@ type tx struct {
 	pg   *sql.Tx
 	conn *sql.Conn // SQLite's one writing connection
 
-	changed bool // SQLite: the closure that runs has changed something
+	changed bool               // SQLite: the closure that runs has changed something
+	calls   []plane.AuditEntry // see fold
 }
 
 // Now is the time that everything in this transaction compares with.
@@ -134,7 +135,9 @@ func (s *Store) writePostgres(ctx context.Context, fns []func(plane.Tx) error) [
 				return failAll(err)
 			}
 		}
+		said := len(t.calls)
 		if errs[i] = run(fn, t); errs[i] != nil {
+			t.unfold(said)
 			errs[i] = unavailable(errs[i])
 			if len(fns) == 1 {
 				pg.Rollback()
@@ -145,6 +148,10 @@ func (s *Store) writePostgres(ctx context.Context, fns []func(plane.Tx) error) [
 				return failAll(err)
 			}
 		}
+	}
+	if err := t.flush(); err != nil {
+		pg.Rollback()
+		return failAll(err)
 	}
 	if err := pg.Commit(); err != nil {
 		return failAll(err)
@@ -363,9 +370,11 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 			}
 		}
 		t.changed = false
+		said := len(t.calls)
 		errs[i] = run(j.fn, t)
 		switch {
 		case savepoints && errs[i] != nil:
+			t.unfold(said)
 			if err := b.plain(ctx, "ROLLBACK TO one"); err != nil {
 				return errs, err
 			}
@@ -379,6 +388,9 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 				return errs, err
 			}
 		}
+	}
+	if err := t.flush(); err != nil {
+		return errs, err
 	}
 	if err := b.plain(ctx, "COMMIT"); err != nil {
 		return errs, err

@@ -340,6 +340,58 @@ func lanesAreSealed(t *testing.T, s *store.Store, clock *Clock) {
 	}
 }
 
+func callsAreFolded(t *testing.T, s *store.Store, clock *Clock) {
+	ctx := context.Background()
+	say := func(tx plane.Tx, who, call string) error {
+		return s.AddAudit(tx, plane.AuditEntry{Who: who, Action: plane.AuditCall, What: call, Decision: "succeeded", Digest: "d-" + call})
+	}
+	write(t, s, func(tx plane.Tx) error { return say(tx, "a", "cal_0") })
+	write(t, s, func(tx plane.Tx) error {
+		must(t, s.AddAudit(tx, plane.AuditEntry{Who: "a", Action: "rule.add", What: "rul_1"}))
+		for i := range 205 {
+			if err := say(tx, []string{"a", "b"}[i%2], fmt.Sprintf("cal_1%03d", i)); err != nil {
+				return err
+			}
+		}
+		return say(tx, "a\tforged", "cal_2") // written by itself: it would not read back
+	})
+	wantKind(t, s.Write(ctx, func(tx plane.Tx) error {
+		must(t, say(tx, "a", "cal_3"))
+		return plane.Errorf(plane.Conflict, "no")
+	}), plane.Conflict)
+	list := func(f plane.AuditFilter) []plane.AuditEntry {
+		f.Limit = max(f.Limit, 1) * 1000
+		all, err := s.Audit(ctx, f)
+		must(t, err)
+		return all
+	}
+	all := list(plane.AuditFilter{})
+	if len(all) != 208 || all[207].What != "cal_0" || all[207].Action != plane.AuditCall {
+		t.Fatalf("%d entries, the first %+v", len(all), all[len(all)-1])
+	}
+	if e := all[0]; e.What != "cal_1204" || e.Decision != "succeeded" || e.Digest != "d-cal_1204" || e.Who != "a" || !e.At.Equal(clock.Now()) {
+		t.Errorf("%+v", e)
+	}
+	for i := range all[1:] {
+		if all[i].ID <= all[i+1].ID {
+			t.Errorf("%s is not after %s", all[i].ID, all[i+1].ID)
+		}
+	}
+	for _, c := range []struct {
+		f    plane.AuditFilter
+		want int
+	}{{plane.AuditFilter{Who: "b"}, 102}, {plane.AuditFilter{What: "cal_1203"}, 1}, {plane.AuditFilter{Action: "call"}, 207}, {plane.AuditFilter{Action: "calls"}, 0}, {plane.AuditFilter{Action: "rule"}, 1}, {plane.AuditFilter{What: "cal_3"}, 0}} {
+		if got := list(c.f); len(got) != c.want {
+			t.Errorf("%+v: %d entries, want %d", c.f, len(got), c.want)
+		}
+	}
+	few, err := s.Audit(ctx, plane.AuditFilter{Who: "a", What: "cal_1", Limit: 3})
+	must(t, err)
+	if len(few) != 3 || few[2].What != "cal_1200" {
+		t.Errorf("%+v", few)
+	}
+}
+
 func recordsAreSwept(t *testing.T, s *store.Store, clock *Clock) {
 	ctx := context.Background()
 	conn := savedConnection(t, s)

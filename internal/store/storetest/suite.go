@@ -68,6 +68,7 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"evidence is reserved and observed", evidenceIsReserved},
 		{"memories are found", memoriesAreFound},
 		{"lanes are sealed and cut", lanesAreSealed},
+		{"calls are folded into one entry", callsAreFolded},
 		{"records are swept", recordsAreSwept},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,0 +1,33 @@
+package store
+
+import (
+	"patchbay/internal/plane"
+)
+
+// foldMost bounds the lines of a folded entry of the audit.
+const foldMost = 200
+
+// fold keeps what closures of this transaction say about calls, to be written once
+// for all of them at its end.
+func (t *tx) fold(e plane.AuditEntry) {
+	t.calls, t.changed = append(t.calls, e), true
+}
+
+// unfold forgets what a closure said that is taken back.
+func (t *tx) unfold(to int) { t.calls = t.calls[:to] }
+
+// flush writes what was kept, before the commit.
+func (t *tx) flush() error {
+	for len(t.calls) > 0 {
+		n := min(len(t.calls), foldMost)
+		e := t.calls[0]
+		if n > 1 {
+			e = plane.FoldAudit(t.calls[:n])
+		}
+		if err := t.addAudit(e); err != nil {
+			return err
+		}
+		t.calls = t.calls[n:]
+	}
+	return nil
+}
