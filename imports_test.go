@@ -22,16 +22,16 @@ const module = "patchbay/"
 var allowed = map[string]string{
 	"cmd/patchbay": "app client command consent bridge netguard plane secret",
 
-	"internal/app": "api authn bridge catalog client command connect consent ingress ledger mcp model netguard oauth plane policy run secret store telemetry upstream web",
+	"internal/app": "api authn bridge catalog client command connect consent ingress ledger mcp model netguard oauth plane policy registry run secret store telemetry upstream web",
 
 	// surfaces: translate, decide nothing
-	"internal/api":     "command consent oauth plane run secret",
+	"internal/api":     "command consent oauth plane registry run secret",
 	"internal/web":     "authn bridge catalog command consent plane secret",
 	"internal/client":  "plane",
 	"internal/ingress": "bridge command mcp plane",
 
 	// use cases: the product
-	"internal/command":  "authn bridge catalog connect consent ledger plane policy run secret",
+	"internal/command":  "authn bridge catalog connect consent ledger plane policy registry run secret",
 	"internal/consent":  "catalog connect oauth plane policy secret",
 	"internal/run":      "bridge ledger model plane secret telemetry",
 	"internal/bridge":   "mcp plane policy telemetry upstream",
@@ -39,6 +39,7 @@ var allowed = map[string]string{
 	"internal/connect":  "oauth plane policy secret",
 	"internal/upstream": "catalog connect mcp plane policy",
 	"internal/catalog":  "mcp plane policy",
+	"internal/registry": "plane policy",
 
 	// rules and protocols
 	"internal/policy": "plane",

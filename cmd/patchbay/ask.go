@@ -18,6 +18,7 @@ import (
 type askCmd struct {
 	Prompt []string `arg:"" optional:"" help:"The question; - or nothing reads it from standard input."`
 	Agent  string   `help:"The agent that answers." default:"general" predictor:"agent"`
+	Team   string   `help:"The team it is for, whose connections it may use."`
 }
 
 const maxPrompt = 1 << 20
@@ -33,7 +34,7 @@ func (c *askCmd) Run(e *env) error {
 	}
 	prompt = strings.TrimSpace(prompt)
 	var row command.RunRow
-	if err := e.client.Command(e.ctx, "runs.start", command.RunsStartInput{Prompt: prompt, Agent: c.Agent}, &row); err != nil {
+	if err := e.client.Command(e.ctx, "runs.start", command.RunsStartInput{Prompt: prompt, Agent: c.Agent, Team: c.Team}, &row); err != nil {
 		return err
 	}
 	w := &watcher{e: e, progress: newProgress(e.err)}
@@ -113,9 +114,12 @@ func (w *watcher) event(ev plane.Event) error {
 		}
 	case plane.EventRunNote:
 		w.progress.clear()
-		if d.Kind == "taint" {
+		switch d.Kind {
+		case "taint":
 			fmt.Fprintf(w.e.err, "%s: %s\n", d.Server, bridge.Visible(d.Reason))
-			break
+			return nil
+		case "mcp_attached":
+			return nil
 		}
 		fmt.Fprintf(w.e.err, "%s is not available: %s\n", d.Server, bridge.Visible(d.Reason))
 	case plane.EventApprovalRequested:

@@ -23,7 +23,7 @@ func predictors() map[string]complete.Predictor {
 			return fill(e)
 		})
 	}
-	return map[string]complete.Predictor{
+	out := map[string]complete.Predictor{
 		"server": ask(func(e *env) []string {
 			var out command.MCPList
 			if e.client.Command(e.ctx, "mcp.list", command.MCPListInput{}, &out) != nil {
@@ -102,4 +102,32 @@ func predictors() map[string]complete.Predictor {
 			return names
 		}),
 	}
+	offered(out, ask)
+	return out
+}
+
+// offered completes names of the registry and of teams' proposals.
+func offered(out map[string]complete.Predictor, ask func(func(e *env) []string) complete.Predictor) {
+	out["entry"] = ask(func(e *env) []string {
+		var out command.RegistryList
+		if e.client.Command(e.ctx, "registry.list", command.RegistryListInput{Limit: 200}, &out) != nil {
+			return nil
+		}
+		var names []string
+		for _, r := range out.Servers {
+			names = append(names, r.Name)
+		}
+		return names
+	})
+	out["proposal"] = ask(func(e *env) []string {
+		var out command.ProposalsList
+		if e.client.Command(e.ctx, "proposals.list", command.ProposalsListInput{}, &out) != nil {
+			return nil
+		}
+		var names []string
+		for _, r := range out.Proposals {
+			names = append(names, r.Name)
+		}
+		return names
+	})
 }

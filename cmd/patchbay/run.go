@@ -34,6 +34,24 @@ func (e *env) run(cmd *command.Command, in any) error {
 		if err := e.secrets(in); err != nil {
 			return err
 		}
+	case *command.ProposeInput:
+		if err := e.text(&in.Declaration); err != nil {
+			return err
+		}
+	case *command.RegistryAddInput:
+		if err := e.text(&in.Declaration); err != nil {
+			return err
+		}
+	case *command.SecretsPutInput:
+		v, err := e.line("The secret " + in.Ref + ": ")
+		if err != nil {
+			return err
+		}
+		in.Value = v
+	case *command.MCPImportInput:
+		if err := e.file(in); err != nil {
+			return err
+		}
 	case *command.ConnectInput:
 		if in.Local || in.NoBrowser {
 			return e.connectLocal(in)

@@ -41,6 +41,10 @@ type API struct {
 	keys     func() []SigningKey
 	mux      *http.ServeMux
 	ending   <-chan struct{}
+
+	teams     TeamServers
+	shelf     Gallery
+	openShelf bool
 }
 
 // maxBody bounds a request's body, in bytes.
@@ -66,15 +70,19 @@ type Options struct {
 	MaySee    func(who plane.Principal, run plane.Run) bool
 	Keys      func() []SigningKey // that receipts and checkpoints are signed with, active first
 	MCP       bool                // servers can be signed in at all
-	Ending    <-chan struct{}     // closed when whoever follows a run must come back elsewhere
+	Teams     TeamServers
+	Gallery   Gallery
+	Open      bool            // the gallery is for everybody
+	Ending    <-chan struct{} // closed when whoever follows a run must come back elsewhere
 }
 
 // New makes the surface.
 func New(o Options) *API {
-	a := &API{commands: o.Commands, accounts: o.Providers, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, keys: o.Keys, ending: o.Ending, mux: http.NewServeMux()}
+	a := &API{commands: o.Commands, accounts: o.Providers, runs: o.Runs, signIn: o.SignIn, log: o.Log, version: o.Version, who: o.Who, maySee: o.MaySee, mcp: o.MCP, keys: o.Keys, ending: o.Ending, mux: http.NewServeMux(), teams: o.Teams, shelf: o.Gallery, openShelf: o.Open}
 	a.mux.HandleFunc("GET /api/commands/{name}", a.describe)
 	a.mux.HandleFunc("POST /api/agents/{slug}/mcp/oauth/start", a.startSignIn)
 	a.providers()
+	a.registry()
 	a.reference()
 	a.mux.HandleFunc("GET "+consent.DocumentPath, a.document(false))
 	a.mux.HandleFunc("GET "+consent.LocalDocumentPath, a.document(true))
@@ -96,7 +104,10 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rest, ok := strings.CutPrefix(r.URL.Path, "/api/v1/"); ok { // the same by another name
 		r2 := *r
 		u := *r.URL
-		u.Path, u.RawPath = "/api/"+rest, ""
+		u.Path = "/api/" + rest
+		if raw, ok := strings.CutPrefix(u.RawPath, "/api/v1/"); ok {
+			u.RawPath = "/api/" + raw
+		}
 		r2.URL = &u
 		r = &r2
 	}

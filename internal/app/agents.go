@@ -48,7 +48,7 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 		a.Prompt = cmp.Or(cc.Prompt, a.Prompt)
 		a.Trust = cmp.Or(cc.Trust, a.Trust)
 		a.Model = cc.Model
-		a.Operators = cc.Operators
+		a.Operators, a.Servers, a.Destinations = cc.Operators, cc.Servers, cc.Destinations
 		a.Results, a.Names, a.Search = cmp.Or(cc.Results, plane.Raw), cmp.Or(cc.Names, plane.Prefixed), cmp.Or(cc.Search, plane.SearchAuto)
 		if err := c.oneOf("agents."+slug+".results", string(a.Results), string(plane.Raw), string(plane.Marked)); err != nil {
 			return nil, err
@@ -77,7 +77,7 @@ func (c *Config) agents() (map[string]plane.Agent, error) {
 				return nil, c.bad("agents."+slug+".rounds", "agents.%s: a round is a run of an agent without rounds of its own; %q is none.", slug, r)
 			}
 		}
-		a.MCP = c.MCP.On() && c.Agents[slug].MCP.On()
+		a.MCP, a.Revision = c.MCP.On() && c.Agents[slug].MCP.On(), 1
 		a.Model = cmp.Or(a.Model, "default")
 		if _, ok := c.models()[a.Model]; !ok {
 			e := c.bad("agents."+slug, "agents.%s uses the model %q, which is not under models.", slug, a.Model)

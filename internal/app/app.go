@@ -31,6 +31,7 @@ import (
 	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
+	"patchbay/internal/registry"
 	"patchbay/internal/run"
 	"patchbay/internal/secret"
 	"patchbay/internal/store"
@@ -77,6 +78,11 @@ type App struct {
 	live     atomic.Pointer[Config] // what a reload replaces: agents, teams, people, pinned connections, models
 	reloadMu sync.Mutex             // held from reading what is stored to publishing the policy
 	pinned   []plane.Connection     // with reloadMu held
+	declared declared
+	registry *registry.Service
+	watcher  *registry.Watcher
+	mirror   *registry.Mirror // nil for none
+	token    string           // the placeholder
 	replica  *replica
 	worker   *catalog.Worker
 	ending   *ending
@@ -101,6 +107,9 @@ type lazyModel struct {
 func New(ctx context.Context, o Options) (a *App, err error) {
 	if o.Notice == nil {
 		o.Notice = func(string, ...any) {}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
 	}
 	a = &App{o: o, cfg: o.Config, ready: make(chan struct{}), models: map[string]lazyModel{}, ending: newEnding(), failed: make(chan error, 3)}
 	a.ended, a.peers = &endedSessions{a: a}, &peers{a: a, name: replicaName()}
@@ -211,16 +220,27 @@ func (x agentsOf) Model(name string) (model.Provider, error) {
 	return m.provider, m.err
 }
 
+// Attachments are what became of declarations for an agent.
+func (x agentsOf) Attachments(agent string, who plane.Principal) []plane.Attachment {
+	return x.a.policy.Load().Attachments(agent, who)
+}
+
+// Propose stores an agent's proposal and returns its name.
+func (x agentsOf) Propose(ctx context.Context, who plane.Principal, team, declaration, why string) (string, error) {
+	p, err := x.a.registry.Propose(ctx, who, team, declaration, why)
+	return p.Declaration.Name, err
+}
+
 // surfaces mounts the API, the command endpoint and the pages.
 func (a *App) surfaces() {
 	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
-		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
+		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Registry: a.registry, Secrets: a.conns, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
 		Records: records{a.store, a}, Renew: a.refreshPolicy, Now: a.o.Clock.Now, Unseal: a.unseal, Sign: a.ring.SignBy,
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
 	mcpServer := ingress.New(reg, a.o.Version, a.principal)
 	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
-	rest := api.New(api.Options{Keys: a.signingKeys, Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
+	rest := api.New(api.Options{Teams: command.NewTeamServers(deps, a.registry), Gallery: a.registry, Open: a.cfg.Registry.Public || a.cfg.localOnly(), Keys: a.signingKeys, Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcpServer)

@@ -37,6 +37,9 @@ type Config struct {
 	Teams  map[string]TeamConfig  `yaml:"teams"`
 	Users  map[string]Tier        `yaml:"users"`
 
+	Registry    RegistryConfig `yaml:"registry"`
+	Placeholder string         `yaml:"placeholder"` // the value that env of declarations has
+
 	Embeddings EmbeddingsConfig `yaml:"embeddings"`
 	Memory     MemoryConfig     `yaml:"memory"`
 	Retention  RetentionConfig  `yaml:"retention"`
@@ -88,23 +91,25 @@ type RetentionConfig struct {
 
 // AgentConfig is one agent, or what differs from a built-in one.
 type AgentConfig struct {
-	Description string                        `yaml:"description"`
-	Model       string                        `yaml:"model"`
-	Prompt      string                        `yaml:"prompt"`
-	Trust       plane.Trust                   `yaml:"trust"`
-	Tools       *[]string                     `yaml:"tools"`
-	MCP         Switch                        `yaml:"mcp"`
-	Operators   []string                      `yaml:"operators"`
-	Results     plane.Results                 `yaml:"results"`     // raw, or marked as data
-	Names       plane.Names                   `yaml:"names"`       // prefixed, or bare
-	Search      plane.SearchUse               `yaml:"search"`      // auto, on, off
-	Calls       int                           `yaml:"calls"`       // in flight at one replica
-	Rate        string                        `yaml:"rate"`        // as 60/m
-	Interactive bool                          `yaml:"interactive"` // people are at hand
-	Approvals   map[string]plane.ApprovalMode `yaml:"approvals"`   // pattern: always, ask, block
-	Taint       plane.TaintUse                `yaml:"taint"`       // off, warn, enforce
-	Rounds      []string                      `yaml:"rounds"`      // a pipeline of other agents' runs
-	Connections map[string]ConnectionConfig   `yaml:"connections"`
+	Description  string                        `yaml:"description"`
+	Model        string                        `yaml:"model"`
+	Prompt       string                        `yaml:"prompt"`
+	Trust        plane.Trust                   `yaml:"trust"`
+	Tools        *[]string                     `yaml:"tools"`
+	MCP          Switch                        `yaml:"mcp"`
+	Operators    []string                      `yaml:"operators"`
+	Results      plane.Results                 `yaml:"results"`      // raw, or marked as data
+	Names        plane.Names                   `yaml:"names"`        // prefixed, or bare
+	Search       plane.SearchUse               `yaml:"search"`       // auto, on, off
+	Calls        int                           `yaml:"calls"`        // in flight at one replica
+	Rate         string                        `yaml:"rate"`         // as 60/m
+	Interactive  bool                          `yaml:"interactive"`  // people are at hand
+	Approvals    map[string]plane.ApprovalMode `yaml:"approvals"`    // pattern: always, ask, block
+	Taint        plane.TaintUse                `yaml:"taint"`        // off, warn, enforce
+	Rounds       []string                      `yaml:"rounds"`       // a pipeline of other agents' runs
+	Servers      []string                      `yaml:"servers"`      // declarations that are attached
+	Destinations []string                      `yaml:"destinations"` // named hosts that it may reach
+	Connections  map[string]ConnectionConfig   `yaml:"connections"`
 }
 
 // Tier is a scope's connections.
@@ -114,9 +119,12 @@ type Tier struct {
 
 // TeamConfig is one team.
 type TeamConfig struct {
-	Members     []string                    `yaml:"members"`
-	ConfigWrite []string                    `yaml:"config_write"`
-	Connections map[string]ConnectionConfig `yaml:"connections"`
+	Members      []string                    `yaml:"members"`
+	ConfigWrite  []string                    `yaml:"config_write"`
+	Repo         string                      `yaml:"repo"`           // https address or path of the team's repository
+	RepoTokenEnv string                      `yaml:"repo_token_env"` // the variable that holds its token
+	Destinations *[]string                   `yaml:"destinations"`   // in place of the agents' own
+	Connections  map[string]ConnectionConfig `yaml:"connections"`
 }
 
 // ConnectionConfig is one pinned connection.
@@ -151,7 +159,39 @@ type ToolsConfig struct {
 
 // EgressConfig opens what policy closes.
 type EgressConfig struct {
-	Allow []netguard.Rule `yaml:"allow"`
+	Allow        []netguard.Rule              `yaml:"allow"`
+	Destinations map[string]DestinationConfig `yaml:"destinations"`
+}
+
+// DestinationConfig is a named host and how its secret goes in.
+type DestinationConfig struct {
+	Hosts   []string `yaml:"hosts"`
+	Port    int      `yaml:"port"`
+	Methods []string `yaml:"methods"`
+	Paths   []string `yaml:"paths"`
+	Inject  struct {
+		Kind   string `yaml:"kind"` // bearer, header, basic, query, body
+		Name   string `yaml:"name"`
+		User   string `yaml:"user"`
+		Prefix string `yaml:"prefix"`
+	} `yaml:"inject"`
+	Secret string   `yaml:"inject_secret"` // secret:<ref>, connection:<id>, github_app:<ref>
+	Needs  []string `yaml:"needs"`
+}
+
+// RegistryConfig says which servers are on offer.
+type RegistryConfig struct {
+	Path   string       `yaml:"path"`   // a directory, one declaration a file
+	Links  []string     `yaml:"links"`  // hosts that proposals may link to
+	Public bool         `yaml:"public"` // /v0.1 is for everybody who reaches this server
+	Mirror MirrorConfig `yaml:"mirror"`
+}
+
+// MirrorConfig is an upstream registry that is mirrored.
+type MirrorConfig struct {
+	URL    string        `yaml:"url"`
+	Every  time.Duration `yaml:"every"`
+	Search string        `yaml:"search"` // only servers whose name holds it
 }
 
 // Switch is on unless it says otherwise.
@@ -350,6 +390,9 @@ func (c *Config) validate() error {
 		if !plane.ValidSlug(name) {
 			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
 		}
+	}
+	if err := c.checkTeams(); err != nil {
+		return err
 	}
 	if err := c.checkIdentity(); err != nil {
 		return err

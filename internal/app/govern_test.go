@@ -196,11 +196,15 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	latest, err := os.ReadFile("../store/migrations/sqlite/00006_ledger.sql")
-	if err != nil {
-		t.Fatal(err)
+	undo := ""
+	for _, m := range []string{"00007_declarations", "00006_ledger"} {
+		latest, err := os.ReadFile("../store/migrations/sqlite/" + m + ".sql")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, down, _ := strings.Cut(string(latest), "-- +goose Down")
+		undo += down
 	}
-	_, undo, _ := strings.Cut(string(latest), "-- +goose Down")
 	for _, q := range []string{undo, `DELETE FROM goose_db_version WHERE version_id >= 4`, `DROP INDEX calls_waiting`, `DROP INDEX calls_run`, `CREATE INDEX calls_run ON calls (run)`, `DROP TABLE bare_names`, `DROP TABLE session_revocations`, `DROP TABLE replicas`,
 		`DROP INDEX connections_slot`, `ALTER TABLE connections DROP COLUMN slot`, `DROP TABLE refreshes`, `DROP TABLE pins`,
 		`DROP TABLE extras`, `ALTER TABLE definitions DROP COLUMN held`, `DROP INDEX catalogs_seq`, `ALTER TABLE catalogs DROP COLUMN instructions_at`,
@@ -212,7 +216,7 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 	db.Close()
 	s = start(t, s.dir, "")
 	s.stop()
-	before, err := sql.Open("sqlite", file+".before-6")
+	before, err := sql.Open("sqlite", file+".before-7")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +225,7 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 	if err := before.QueryRow(`SELECT value FROM meta WHERE key = 'mark'`).Scan(&mark); err != nil || mark != "before" {
 		t.Errorf("%q %v", mark, err)
 	}
-	if fi, err := os.Stat(file + ".before-6"); err != nil || fi.Mode().Perm()&0o077 != 0 {
+	if fi, err := os.Stat(file + ".before-7"); err != nil || fi.Mode().Perm()&0o077 != 0 {
 		t.Errorf("the copy is open to others: %v %v", fi.Mode(), err)
 	}
 }

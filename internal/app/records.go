@@ -73,7 +73,7 @@ func (a *App) forget(ctx context.Context) error {
 	for _, s := range []struct {
 		age  time.Duration
 		what func(context.Context, time.Time) error
-	}{{r.Results, a.store.SweepResults}, {r.Events, a.store.SweepEvents}, {r.Records, a.store.SweepRecords}, {r.Records, a.auditor.Cut}} {
+	}{{r.Results, a.store.SweepResults}, {r.Events, a.store.SweepEvents}, {r.Records, a.store.SweepRecords}, {r.Records, a.store.SweepDeclarations}, {r.Records, a.auditor.Cut}} {
 		if s.age <= 0 {
 			continue
 		}

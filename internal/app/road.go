@@ -34,6 +34,9 @@ func (a *App) connectAll(ctx context.Context) error {
 				a.o.Log.Error("the policy could not be renewed", "err", err)
 			}
 		}})
+	if a.token, err = a.placeholder(ctx); err != nil {
+		return err
+	}
 	if err := a.pin(ctx, a.cfg); err != nil {
 		return err
 	}
@@ -72,7 +75,10 @@ func (a *App) connectAll(ctx context.Context) error {
 	a.worker = a.newWorker()
 	a.consent = consent.New(consent.Options{Store: a.store, Connections: a.conns, Upstream: asked{a.pool}, Policy: a.policy.Load, OAuth: a.oauth,
 		CheckURL: a.guard.CheckURL, Adopt: a.cats.Adopt, Snapshot: a.cats.Get, Change: a.change, Reload: a.refreshPolicy, Ring: a.ring, Lookup: lookup, Clock: a.o.Clock, Log: a.o.Log, Contract: ledger.AdmitContract, Claims: a.store.ClaimsOf,
-		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope})
+		PublicURL: a.publicURL, CIMD: a.cfg.OAuth.CIMD, LocalOnly: a.auth.LocalOnly(), TicketLife: a.cfg.Limits.TicketLife, MaxPerScope: a.cfg.Limits.ConnectionsPerScope, Limits: a.cfg.Limits})
+	if err := a.openDeclared(); err != nil {
+		return err
+	}
 	a.keys = a.newRotation()
 	return nil
 }
@@ -183,6 +189,9 @@ func (a *App) pin(ctx context.Context, cfg *Config) error {
 			a.o.Notice("%s is unavailable: the variable %s, which holds its token, is not set.", c.Slug, c.TokenEnv)
 		}
 	}
+	if _, err := cfg.destinations(); err != nil {
+		return err
+	}
 	rules, err := cfg.rules(pinned, nil)
 	if err != nil {
 		return err
@@ -197,6 +206,7 @@ func (a *App) pin(ctx context.Context, cfg *Config) error {
 	a.pinned = pinned
 	a.live.Store(cfg)
 	a.reloadMu.Unlock()
+	a.readRegistry(cfg)
 	if err := a.guard.Replace(cfg.Egress.Allow); err != nil {
 		return err
 	}
@@ -225,6 +235,18 @@ func (a *App) dropClosed() {
 func (a *App) refreshPolicy(ctx context.Context) error {
 	a.reloadMu.Lock()
 	defer a.reloadMu.Unlock()
+	rules, err := a.live.Load().rules(nil, nil)
+	if err != nil {
+		return err
+	}
+	src, err := a.compile(ctx, a.live.Load(), rules.Agents)
+	if err != nil {
+		return err
+	}
+	attached, err := a.attach(ctx, src)
+	if err != nil {
+		return err
+	}
 	stored, err := a.store.Connections(ctx)
 	if err != nil {
 		return err
@@ -232,7 +254,8 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	state := map[plane.ConnectionID]plane.Connection{}
 	var all []plane.Connection
 	for _, c := range stored {
-		if c.Origin == plane.Added {
+		if c.Origin != plane.Pinned {
+			c.Fixed.Allow, c.Fixed.Deny = c.Declared.Allow, c.Declared.Deny
 			all = append(all, c)
 		}
 		state[c.ID] = c
@@ -252,12 +275,9 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 		}
 		all = append(all, p)
 	}
-	standing, err := a.store.Rules(ctx)
-	if err != nil {
-		return err
-	}
-	rules, err := a.live.Load().rules(all, standing)
-	if err != nil {
+	resolved(attached, stored)
+	rules.Connections, rules.Attached = all, attached
+	if rules.Approvals, err = a.store.Rules(ctx); err != nil {
 		return err
 	}
 	snap, err := policy.Compile(rules)
@@ -289,6 +309,9 @@ func (a *App) reload(ctx context.Context) (string, error) {
 	a.modelsMu.Lock()
 	a.models = map[string]lazyModel{}
 	a.modelsMu.Unlock()
+	if err := a.watcher.Tick(ctx, true); err != nil {
+		a.o.Log.Warn("the teams' repositories could not be looked at", "err", err)
+	}
 	if path == "" {
 		return "There is no config file; the defaults stand.", nil
 	}

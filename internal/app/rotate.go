@@ -32,7 +32,7 @@ const metaRotating = "keys_rotating"
 
 func (a *App) newRotation() *rotation {
 	binds := map[string]func(plane.Sealed) secret.Bind{"credential": connect.CredentialBind, "revocation": connect.RevocationBind,
-		"ticket": consent.TicketBind, "client": consent.ClientBind}
+		"secret": connect.SecretBind, "ticket": consent.TicketBind, "client": consent.ClientBind}
 	places := store.SealedPlaces()
 	for _, p := range places {
 		if binds[p] == nil {

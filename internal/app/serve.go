@@ -128,6 +128,13 @@ func (a *App) maintain(ctx context.Context) {
 			a.o.Log.Warn("sessions that are over could not be forgotten", "err", err)
 		}
 	})
+	declare := func(all bool) {
+		if err := a.Declarations(ctx, all); err != nil && ctx.Err() == nil {
+			a.o.Log.Warn("the upkeep of declarations did not end", "err", err)
+		}
+	}
+	a.work.Go(func() { declare(true) })
+	every(time.Minute, func() { declare(false) })
 	every(time.Minute, func() {
 		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx)); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("upkeep did not end", "err", err)

@@ -94,6 +94,8 @@ type Deps struct {
 	AgentURL func(slug string) string // where clients of an agent connect
 	MCP      bool                     // the mcp commands answer at all
 	Consent  Consent
+	Registry Declarations
+	Secrets  Secrets
 	Tokens   Tokens
 	Keys     Keys
 	Reload   func(ctx context.Context) (string, error) // reads the config file again
@@ -119,7 +121,7 @@ type Registry struct {
 // New makes the commands.
 func New(d Deps) *Registry {
 	r := &Registry{byName: map[string]*Command{}}
-	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), driftCommands(d), adminCommands(d), approvalCommands(d), callCommands(d), auditCommands(d), evidenceCommands(d)) {
+	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), driftCommands(d), adminCommands(d), approvalCommands(d), callCommands(d), auditCommands(d), evidenceCommands(d), registryCommands(d), proposalCommands(d), destinationCommands(d), importCommands(d)) {
 		r.byName[c.Name] = c
 		r.names = append(r.names, c.Name)
 	}

@@ -77,6 +77,7 @@ type MCPAddInput struct {
 	Name          string   `arg:"" json:"name" help:"Name to call it by: a-z, 0-9 and -."`
 	Address       string   `arg:"" optional:"" name:"url" json:"url,omitempty" help:"Address of the server."`
 	URL           string   `name:"url" json:"-" help:"The same as a flag." placeholder:"URL"`
+	From          string   `json:"from,omitempty" help:"The registry's entry that it is taken from; left out with the address, the one of its name." predictor:"entry"`
 	Scope         string   `json:"scope,omitempty" help:"Whose it is: me, channel, team:<id>, agent:<slug> or org." default:"me"`
 	Auth          string   `json:"auth,omitempty" help:"How it signs in: none, bearer, api_key:<header>, basic:<user> or oauth; left out, the server is asked."`
 	Label         string   `json:"label,omitempty" help:"What people call it."`
@@ -204,6 +205,37 @@ func (in *MCPAddInput) request(s *policy.Snapshot, who plane.Principal) (consent
 		r.Auth = string(plane.AuthOAuth)
 	}
 	return r, nil
+}
+
+// fromRegistry fills in what the registry says of a server that is named without an
+// address.
+func (in *MCPAddInput) fromRegistry(d Deps, r *consent.Request) error {
+	if r.URL != "" && in.From == "" {
+		return nil
+	}
+	name := or(in.From, in.Name)
+	e, err := d.Registry.Entry(name)
+	if err != nil {
+		if in.From == "" {
+			return nil // the address is what is missing
+		}
+		return err
+	}
+	switch {
+	case e.Transport != plane.HTTP:
+		return plane.Errorf(plane.InvalidInput, "%s is a stdio server; there is no sandbox to run it in.", name).At("from")
+	case r.URL != "" && r.URL != e.URL:
+		return plane.Errorf(plane.InvalidInput, "The registry's %s is at another address.", name).At("url")
+	}
+	r.URL, r.Label = e.URL, or(r.Label, oneLine(e.Description, 80))
+	if r.Auth == "" && e.Auth != plane.AuthNone {
+		r.Auth = string(e.Auth)
+	}
+	if len(r.Agents) == 0 {
+		r.Agents = e.Agents
+	}
+	r.Declared = plane.DeclaredAs{Name: e.Name, Layer: plane.LayerRegistry, Auth: e.Auth, Allow: e.Allow, Deny: e.Deny}
+	return nil
 }
 
 // headerAuth reads "Name: value" as a kind of sign-in and its credential. An
@@ -341,6 +373,9 @@ func connectCommands(d Deps) []*Command {
 		}
 		r, err := in.request(d.Policy(), who)
 		if err != nil {
+			return nil, err
+		}
+		if err := in.fromRegistry(d, &r); err != nil {
 			return nil, err
 		}
 		a, err := d.Consent.Add(ctx, who, r)

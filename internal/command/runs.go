@@ -34,6 +34,8 @@ type RunRow struct {
 	Principal string    `json:"principal"`
 	CreatedAt time.Time `json:"created_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
+	Team      string    `json:"team,omitempty"`
+	Revision  int64     `json:"agent_revision"` // of the agent's attached servers
 }
 
 // Text draws one run.
@@ -43,7 +45,7 @@ func (o *RunRow) Text(w io.Writer, s Style) {
 
 func runRow(r plane.Run) RunRow {
 	return RunRow{ID: string(r.ID), Agent: r.Agent, State: string(r.State), Waiting: r.WaitingFor, Reason: r.Reason, Prompt: r.Prompt,
-		Answer: r.Answer, Turns: r.Turns, Principal: r.Principal, CreatedAt: r.CreatedAt, EndedAt: r.EndedAt}
+		Answer: r.Answer, Turns: r.Turns, Principal: r.Principal, CreatedAt: r.CreatedAt, EndedAt: r.EndedAt, Team: r.Caller.Team, Revision: r.Revision}
 }
 
 // RunCancelled is a run that was stopped.
@@ -150,6 +152,7 @@ type RunsShow struct {
 	Evidence []EvidenceRow `json:"evidence,omitempty"` // when it is asked for
 	Sources  []string      `json:"sources,omitempty"`  // of the answer
 	Rounds   []RunRow      `json:"rounds,omitempty"`   // of a pipeline
+	Servers  []RunServer   `json:"servers,omitempty"`  // declared ones that it had
 	Calls    []CallRow     `json:"calls"`
 	Steps    []Step        `json:"steps"`
 }
@@ -307,7 +310,7 @@ func showRun(ctx context.Context, d Deps, id plane.RunID, evidence bool) (*RunsS
 	if err != nil {
 		return nil, err
 	}
-	out := &RunsShow{Run: runRow(v.Run), Calls: callRows(v), Steps: steps(v.CreatedAt, evs)}
+	out := &RunsShow{Run: runRow(v.Run), Calls: callRows(v), Steps: steps(v.CreatedAt, evs), Servers: runServers(v.Attached)}
 	for _, r := range v.Rounds {
 		out.Rounds = append(out.Rounds, runRow(r))
 	}
@@ -389,6 +392,9 @@ func (o *RunsShow) Text(w io.Writer, s Style) {
 	fmt.Fprintf(w, "run\t%s\nagent\t%s\nstate\t%s\nbegan\t%s\nprompt\t%s\n", r.ID, r.Agent, s.state(r.State), s.ago(r.CreatedAt), oneLine(r.Prompt, 200))
 	if r.Reason != "" {
 		fmt.Fprintf(w, "reason\t%s\n", r.Reason)
+	}
+	for _, x := range o.Servers {
+		fmt.Fprintf(w, "server\t%s\n", bridge.Visible(x.String()))
 	}
 	fmt.Fprintln(w)
 	total := 0.001

@@ -14,6 +14,7 @@ import (
 type WhyInput struct {
 	Tool  string `arg:"" json:"tool" help:"The tool: its alias, or server/tool." predictor:"tool"`
 	Agent string `json:"agent,omitempty" help:"The agent that would call it." default:"general" predictor:"agent"`
+	Team  string `json:"team,omitempty" help:"The team it would work for."`
 }
 
 // WhyStep is one check, in the order they are made.
@@ -58,8 +59,17 @@ func why(d Deps, who plane.Principal, in *WhyInput) (*Why, error) {
 	if _, ok := snap.Agent(in.Agent); !ok {
 		return nil, plane.Errorf(plane.NotFound, "There is no agent %q.", oneLine(in.Agent, 40)).At("agent").Then("patchbay agents list")
 	}
+	if in.Team != "" {
+		if !snap.Member(who, in.Team) {
+			return nil, plane.Errorf(plane.Forbidden, "There is no such team, or you are not in it.").At("team")
+		}
+		who.Team = in.Team
+	}
 	a, tool, err := whichTool(d, who, in.Tool)
 	if err != nil {
+		if out := whyDropped(snap, who, in); out != nil {
+			return out, nil
+		}
 		return nil, err
 	}
 	out := &Why{Tool: tool, Server: a.Slug, Agent: in.Agent, Allowed: true}
@@ -75,6 +85,7 @@ func why(d Deps, who plane.Principal, in *WhyInput) (*Why, error) {
 		}
 	}
 	cat := d.Catalogs.Get(a.ID)
+	whyDeclared(note, snap, who, in.Agent, a)
 	whyServer(note, a, cat)
 	_, denial := snap.Trace(who, policy.Call, policy.Resource{Agent: in.Agent, Connection: a.ID}, func(s policy.Step) {
 		if s.Check != policy.CheckCredential {
@@ -102,6 +113,58 @@ func why(d Deps, who plane.Principal, in *WhyInput) (*Why, error) {
 		out.Answer = fmt.Sprintf("%s can call %s at %s.", in.Agent, tool, a.Slug)
 	}
 	return out, nil
+}
+
+// whyDeclared says where a server is declared that a declaration made, and why it is left
+// out.
+func whyDeclared(note func(check, reason, next, fine string), snap *policy.Snapshot, who plane.Principal, agent string, a policy.Attached) {
+	if a.Origin != plane.OfDeclaration {
+		return
+	}
+	for _, at := range snap.Attachments(agent, who) {
+		if at.Name != a.Slug {
+			continue
+		}
+		if at.Dropped != "" {
+			note("declared", at.Dropped, "patchbay registry show "+at.Name, "")
+			return
+		}
+		note("declared", "", "", "it is "+declaredBy(at))
+		return
+	}
+	note("declared", "nothing declares it for "+agent, "patchbay registry attach "+a.Slug+" --agent "+agent, "")
+}
+
+// declaredBy is where a declaration stands, and what it goes before.
+func declaredBy(at plane.Attachment) string {
+	out := fmt.Sprintf("declared by the %s (%s)", at.Layer, at.From)
+	if at.AcceptedBy != "" {
+		out += ", accepted by " + at.AcceptedBy
+	}
+	for _, l := range at.Overrides {
+		out += fmt.Sprintf(", in place of the one of the %s", l)
+	}
+	return out
+}
+
+// whyDropped answers about a server that is declared and left out, so that there is no
+// connection to ask about.
+func whyDropped(snap *policy.Snapshot, who plane.Principal, in *WhyInput) *Why {
+	server, tool, ok := strings.Cut(in.Tool, "/")
+	if !ok {
+		server, tool = in.Tool, "its tools"
+		if rest, is := strings.CutPrefix(in.Tool, "mcp__"); is {
+			server, tool, _ = strings.Cut(rest, "__")
+		}
+	}
+	for _, at := range snap.Attachments(in.Agent, who) {
+		if at.Name == server && at.Dropped != "" {
+			return &Why{Tool: tool, Server: server, Agent: in.Agent, Next: "patchbay registry show " + server,
+				Answer: fmt.Sprintf("%s cannot call %s at %s: it is %s, and left out: %s.", in.Agent, tool, server, declaredBy(at), at.Dropped),
+				Trace:  []WhyStep{{Check: "declared", Detail: at.Dropped}}}
+		}
+	}
+	return nil
 }
 
 func whyServer(note func(check, reason, next, fine string), a policy.Attached, cat *plane.Catalog) {

@@ -40,6 +40,14 @@ type Safe interface {
 	ForgetClients(t plane.Tx, issuer string) error
 }
 
+// Secrets are teams' secrets, sealed.
+type Secrets interface {
+	TeamSecrets(ctx context.Context) ([]plane.TeamSecret, error)
+	PutTeamSecret(t plane.Tx, v *plane.TeamSecret) error
+	DropTeamSecret(t plane.Tx, team, ref string) error
+	DropCredential(t plane.Tx, id plane.ConnectionID) error
+}
+
 // Owed are tokens whose revocation is owed.
 type Owed interface {
 	AddRevocation(t plane.Tx, r *plane.Revocation) error
@@ -52,6 +60,7 @@ type Owed interface {
 type Store interface {
 	Records
 	Safe
+	Secrets
 	Owed
 }
 
@@ -135,7 +144,7 @@ func (c *Connections) pin(ctx context.Context, pinned []plane.Connection) ([]pla
 	}
 	old := map[key]plane.Connection{}
 	for _, s := range stored {
-		if s.Origin != plane.Added {
+		if s.Origin == plane.Pinned {
 			old[key{s.Scope, s.Slug}] = s
 		}
 	}

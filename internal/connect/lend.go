@@ -157,7 +157,7 @@ func connectNext(conn plane.Connection) string { return "patchbay mcp connect " 
 // sentence.
 func (c *Connections) fault(ctx context.Context, conn plane.Connection, reason string, cause error) error {
 	out := plane.Errorf(plane.Unauthenticated, "%s cannot be used: %s.", conn.Slug, plane.ReasonText(reason)).Then(connectNext(conn)).Because(cause)
-	if conn.Origin != plane.Added && conn.Auth != plane.AuthOAuth {
+	if conn.Origin == plane.Pinned && conn.Auth != plane.AuthOAuth {
 		return out // a pinned token is the operator's to mend, in config
 	}
 	err := c.o.Store.Write(context.WithoutCancel(ctx), func(t plane.Tx) error {
@@ -249,7 +249,7 @@ func (l *Lease) Rejected(ctx context.Context, r Rejection) bool {
 		return false
 	}
 	if l.cell == nil {
-		if l.fixed == nil && conn.Origin == plane.Added && conn.Version > 0 {
+		if l.fixed == nil && conn.Origin != plane.Pinned && conn.Version > 0 {
 			l.c.fault(ctx, conn, plane.ReasonNeedsAuth, nil)
 		}
 		return false

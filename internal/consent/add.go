@@ -23,7 +23,8 @@ type Request struct {
 	Secret           secret.Text // a credential that was given along; empty asks by link
 	ClientSecret     secret.Text
 	OAuth            plane.OAuthOptions
-	Slot             bool // known by its address
+	Slot             bool             // known by its address
+	Declared         plane.DeclaredAs // the registry's entry that it is taken from
 }
 
 // Added is a connection that was added or is to be signed in.
@@ -125,7 +126,7 @@ func (s *Service) putSecret(t plane.Tx, conn plane.Connection, value secret.Text
 func (s *Service) candidate(who plane.Principal, r Request) (plane.Connection, policy.Grant, error) {
 	var none policy.Grant
 	conn := plane.Connection{Scope: r.Scope, Slug: r.Name, Label: r.Label, Endpoint: r.URL, Agents: r.Agents, Enabled: true,
-		Origin: plane.Added, CreatedBy: who.ID, OAuth: r.OAuth, Slot: r.Slot}
+		Origin: plane.Added, CreatedBy: who.ID, OAuth: r.OAuth, Slot: r.Slot, Declared: r.Declared}
 	switch {
 	case !plane.ValidSlug(r.Name):
 		return conn, none, plane.Errorf(plane.InvalidInput, "%q cannot be a name; use a-z, 0-9 and -, at most %d characters.", bounded(r.Name), plane.MaxSlug).At("name")

@@ -104,6 +104,7 @@ type Options struct {
 	LocalOnly   bool          // nobody can sign in: a loopback install with nothing configured
 	TicketLife  time.Duration
 	MaxPerScope int
+	Limits      plane.Limits
 }
 
 // Service does what the commands, the pages and the callback ask for.

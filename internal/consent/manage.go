@@ -65,7 +65,7 @@ func (s *Service) mine(ctx context.Context, who plane.Principal, id plane.Connec
 	if d := s.o.Policy().MayWrite(who, conn.Scope); d != nil {
 		return conn, d.Err()
 	}
-	if conn.Origin != plane.Added && conn.Auth != plane.AuthOAuth {
+	if conn.Origin == plane.Pinned && conn.Auth != plane.AuthOAuth {
 		e := plane.Errorf(plane.InvalidInput, "%s is pinned in config and takes its credential from there.", conn.Slug).At("name").
 			Then("Change token_env of " + conn.Slug + " in patchbay.yaml.")
 		if conn.Auth == plane.AuthNone {
@@ -243,6 +243,10 @@ func (s *Service) Remove(ctx context.Context, who plane.Principal, id plane.Conn
 }
 
 func pinned(conn plane.Connection) error {
+	if conn.Origin == plane.OfDeclaration {
+		return plane.Errorf(plane.Conflict, "%s stands there because it is declared (%s); no command changes it.", conn.Slug, conn.Declared.Layer).At("name").
+			Then("Change or forget the declaration: patchbay registry show " + conn.Slug + ", patchbay proposals list")
+	}
 	return plane.Errorf(plane.Conflict, "%s is pinned in patchbay.yaml; no command changes it.", conn.Slug).At("name").
 		Then("Take it out of patchbay.yaml.")
 }

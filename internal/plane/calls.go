@@ -125,6 +125,9 @@ type Run struct {
 	Round        int   // counted from 1; 0 for a run of its own
 	Conversation string
 	Labels       Labels // of what it has read
+
+	Revision int64        // of the agent, when the run began
+	Attached []Attachment // the declared servers that it had
 }
 
 // ThreadOf is the conversation of a run that belongs to no thread: its caller's own.

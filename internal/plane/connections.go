@@ -105,11 +105,24 @@ const (
 // Origin says where a connection comes from.
 type Origin string
 
-// A pinned connection stands in config and no command changes it.
+// A pinned connection stands in config and no command changes it; one that a
+// declaration asked for comes and goes with that.
 const (
-	Pinned Origin = "pinned"
-	Added  Origin = "added"
+	Pinned        Origin = "pinned"
+	Added         Origin = "added"
+	OfDeclaration Origin = "declared"
 )
+
+// DeclaredAs is the declaration that a connection was made for, or added from.
+type DeclaredAs struct {
+	Name   string   `json:"name,omitempty"`
+	Layer  Layer    `json:"layer,omitempty"`
+	Secret string   `json:"secret,omitempty"` // what it is signed in with: secret:<ref>, or "" for a person's sign-in
+	Rev    int64    `json:"rev,omitempty"`    // of that secret
+	Auth   Auth     `json:"auth,omitempty"`   // as the declaration says; the server may have been found to want another
+	Allow  []string `json:"allow,omitempty"`  // the declaration's tool filters
+	Deny   []string `json:"deny,omitempty"`
+}
 
 // Connection is one account at one server, owned by one scope.
 type Connection struct {
@@ -134,6 +147,7 @@ type Connection struct {
 	OAuth     OAuthOptions
 	Prefs     Preferences
 	Fixed     Preferences // what config says beside; no command changes it
+	Declared  DeclaredAs  // the declaration behind it, if any
 	Slot      bool        // known by its address: the account that a client without new_account means
 	Throttle  Throttle    // config alone says it
 }
@@ -239,7 +253,7 @@ type OAuthOptions struct {
 // belongs to what the operator or an org admin named; everybody else's carries
 // its scope, so that nobody takes an exception by taking a name.
 func (c *Connection) EgressName() string {
-	if c.Origin != Added || c.Scope.Kind == ScopeOrg || c.Scope.Kind == ScopeUser && c.Scope.Name == Local.ID {
+	if c.Origin == Pinned || c.Origin == OfDeclaration && c.Declared.Layer == LayerRegistry || c.Scope.Kind == ScopeOrg || c.Scope.Kind == ScopeUser && c.Scope.Name == Local.ID {
 		return c.Slug
 	}
 	return c.FullName()

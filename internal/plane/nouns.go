@@ -66,6 +66,10 @@ type Agent struct {
 
 	Throttle Throttle
 
+	Servers      []string // names of declarations that are attached
+	Destinations []string // named hosts that it may reach
+	Revision     int64    // raised by what people attach at run time; 1 for config alone
+
 	Interactive bool       // people are at hand: effects that may destroy ask first
 	Approvals   []ToolMode // by pattern
 	Taint       TaintUse   // empty for warn

@@ -22,6 +22,9 @@ type Rules struct {
 	Teams       map[string]Team
 	Admins      []string
 	Approvals   []plane.Rule // people's standing words
+	// Attached is what became of declarations; an agent's for a team that is not there
+	// is its for none.
+	Attached map[plane.AgentTeam][]plane.Attachment
 }
 
 // Team is who belongs to a team, and who of them may change its settings.
@@ -35,6 +38,9 @@ type Snapshot struct {
 	teams  map[string]Team
 	admins []string
 	rules  map[ruleKey]plane.Rule
+
+	attached  map[plane.AgentTeam][]plane.Attachment
+	addedFrom map[string][]*entry // by the declaration
 }
 
 type entry struct {
@@ -46,7 +52,7 @@ type entry struct {
 
 // Compile checks the rules against each other and freezes them.
 func Compile(r Rules) (*Snapshot, error) {
-	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins, rules: map[ruleKey]plane.Rule{}}
+	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins, rules: map[ruleKey]plane.Rule{}, attached: r.Attached, addedFrom: map[string][]*entry{}}
 	for _, v := range r.Approvals {
 		s.rules[ruleKey{v.Agent, v.Connection, v.Tool}] = v
 	}
@@ -58,7 +64,7 @@ func Compile(r Rules) (*Snapshot, error) {
 		if d := strings.Compare(a.Slug, b.Slug); d != 0 {
 			return d
 		}
-		return strings.Compare(string(a.Origin), string(b.Origin)) // added goes before pinned
+		return originRank(a.Origin) - originRank(b.Origin)
 	})
 	first := make(map[string]*entry, len(list))
 	for _, c := range list {
@@ -80,14 +86,32 @@ func Compile(r Rules) (*Snapshot, error) {
 			e.twins, first[c.Slug].twins = true, true
 		}
 		s.byID[c.ID] = e
+		if c.Origin == plane.Added && c.Declared.Name != "" {
+			s.addedFrom[c.Declared.Name] = append(s.addedFrom[c.Declared.Name], e)
+		}
 		s.order = append(s.order, e)
 	}
 	return s, nil
 }
 
+// originRank orders connections of one name in one scope: what people added, what config
+// pins, what a declaration made.
+func originRank(o plane.Origin) int {
+	switch o {
+	case plane.Added:
+		return 0
+	case plane.Pinned:
+		return 1
+	}
+	return 2
+}
+
 // mayName holds the rule of who may serve whom where a connection is loaded:
 // only org and agent connections may name a guarded agent.
 func (s *Snapshot) mayName(c plane.Connection) error {
+	if c.Origin == plane.OfDeclaration {
+		return nil // what it serves is judged declaration by declaration
+	}
 	for _, a := range c.Agents {
 		agent, ok := s.agents[a]
 		if !ok {
@@ -149,10 +173,15 @@ func (s *Snapshot) Resolve(agent string, p plane.Principal) []Attached {
 	taken := map[string]plane.Scope{}
 	var out []Attached
 	for _, c := range s.order {
-		if !s.reaches(c.Scope, agent, p) || s.serves(&c.Connection, a) != "" {
+		if !s.reaches(c.Scope, agent, p) || s.serves(&c.Connection, a, p) != "" {
 			continue
 		}
 		at := Attached{Connection: &c.Connection}
+		if other := s.instead(c, agent, p); other != "" {
+			at.Why = other
+			out = append(out, at)
+			continue
+		}
 		if by, dup := taken[c.Slug]; dup {
 			at.ShadowedBy = by
 			at.Why = shadowed(by, c.Scope)
@@ -169,7 +198,7 @@ func (s *Snapshot) Resolve(agent string, p plane.Principal) []Attached {
 
 func shadowed(by, own plane.Scope) string {
 	if sameOwner(by, own) {
-		return "replaced by the connection of the same name that was added at run time"
+		return "replaced by the connection of the same name that was added or pinned"
 	}
 	return fmt.Sprintf("shadowed by the %s connection of the same name", by)
 }
@@ -253,7 +282,10 @@ func (s *Snapshot) reaches(sc plane.Scope, agent string, p plane.Principal) bool
 
 // serves is the run-time half of "who may serve whom"; it returns the reason
 // against, or nothing.
-func (s *Snapshot) serves(c *plane.Connection, a plane.Agent) string {
+func (s *Snapshot) serves(c *plane.Connection, a plane.Agent, p plane.Principal) string {
+	if c.Origin == plane.OfDeclaration {
+		return s.declared(c, a.Slug, p)
+	}
 	if a.Trust != plane.Open && c.Scope.Rank() > 1 {
 		return "a guarded agent is served by org and agent connections only"
 	}
@@ -385,8 +417,11 @@ func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c *entry
 	case p.Kind == plane.KindAgent && p.Agent != r.Agent:
 		return plane.Forbidden, "The token is for the agent " + p.Agent + "."
 	}
-	if why := s.serves(&c.Connection, a); why != "" {
+	if why := s.serves(&c.Connection, a, p); why != "" {
 		return plane.Forbidden, fmt.Sprintf("%s may not serve %s: %s.", c.Slug, r.Agent, why)
+	}
+	if why := s.instead(c, r.Agent, p); why != "" {
+		return plane.Conflict, fmt.Sprintf("%s is %s.", c.Slug, why)
 	}
 	return "", ""
 }

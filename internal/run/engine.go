@@ -41,6 +41,10 @@ type Calls interface {
 type Agents interface {
 	Agent(slug string) (plane.Agent, bool)
 	Model(name string) (model.Provider, error)
+	// Attachments are what became of declarations for an agent that works for who.
+	Attachments(agent string, who plane.Principal) []plane.Attachment
+	// Propose stores a declaration that an agent asks a team to accept.
+	Propose(ctx context.Context, who plane.Principal, team, declaration, why string) (string, error)
 }
 
 // Options of an Engine.

@@ -30,6 +30,7 @@ type StoredResult = struct {
 type Store interface {
 	Write(ctx context.Context, fn func(plane.Tx) error) error
 	AddAudit(t plane.Tx, e plane.AuditEntry) error
+	AttachRun(t plane.Tx, id plane.RunID, fence, revision int64, list []plane.Attachment) error
 	Records
 	Leases
 	Log

@@ -24,7 +24,7 @@ type ownTool struct {
 }
 
 // OwnToolNames are the tools that an agent's toolset may name.
-var OwnToolNames = []string{"current_time", "memory"}
+var OwnToolNames = []string{"current_time", "mcp_propose", "memory"}
 
 func ownNames(m map[string]ownTool) []string { return slices.Sorted(maps.Keys(m)) }
 
@@ -36,6 +36,9 @@ func (w *worker) ownTools() map[string]ownTool {
 	}
 	if slices.Contains(w.agent.Tools, "memory") {
 		out["remember"], out["recall"] = rememberTool, recallTool
+	}
+	if slices.Contains(w.agent.Tools, "mcp_propose") && w.session != nil {
+		out["mcp_propose"] = proposeTool
 	}
 	if w.session != nil {
 		out["result_read"] = ownTool{plane.ToolSpec{Name: "result_read",

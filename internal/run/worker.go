@@ -118,6 +118,9 @@ func (w *worker) prepare(ctx context.Context) ([]plane.Call, error) {
 		if err := w.noteServers(ctx); err != nil {
 			return nil, err
 		}
+		if err := w.attribute(ctx); err != nil {
+			return nil, err
+		}
 		if w.run.Parent != "" && len(w.session.Tools()) == 0 && len(calls) == 0 {
 			w.session.Close()
 			w.session = nil // a round that gets no tools carries no invitation to connect some

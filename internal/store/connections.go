@@ -23,24 +23,30 @@ func (s *Store) SetMeta(t plane.Tx, key, value string) error {
 	return err
 }
 
+// FirstMeta stores a value of the meta table unless there is one.
+func (s *Store) FirstMeta(t plane.Tx, key, value string) error {
+	_, err := own(t).exec(`INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING`, key, value)
+	return err
+}
+
 func parseScope(s string) plane.Scope {
 	kind, name, _ := strings.Cut(s, ":")
 	return plane.Scope{Kind: plane.ScopeKind(kind), Name: name}
 }
 
-const connectionColumns = `id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at, created_by, origin, agents, state, reason, oauth, prefs, slot`
+const connectionColumns = `id, scope, slug, label, endpoint, auth, enabled, version, digest, created_at, created_by, origin, agents, state, reason, oauth, prefs, slot, declared`
 
 func scanConnection(r *sql.Rows) (plane.Connection, error) {
 	var c plane.Connection
-	var scope, agents, oauth, prefs string
+	var scope, agents, oauth, prefs, declared string
 	var enabled, created, slot int64
 	if err := r.Scan(&c.ID, &scope, &c.Slug, &c.Label, &c.Endpoint, &c.Auth, &enabled, &c.Version, &c.Digest, &created, &c.CreatedBy,
-		&c.Origin, &agents, &c.State, &c.Reason, &oauth, &prefs, &slot); err != nil {
+		&c.Origin, &agents, &c.State, &c.Reason, &oauth, &prefs, &slot, &declared); err != nil {
 		return c, err
 	}
 	c.Slot = slot != 0
 	c.Scope, c.Enabled, c.CreatedAt = parseScope(scope), enabled != 0, plane.FromMicros(created)
-	return c, errors.Join(json.Unmarshal([]byte(agents), &c.Agents), json.Unmarshal([]byte(oauth), &c.OAuth), json.Unmarshal([]byte(prefs), &c.Prefs))
+	return c, errors.Join(json.Unmarshal([]byte(agents), &c.Agents), json.Unmarshal([]byte(oauth), &c.OAuth), json.Unmarshal([]byte(prefs), &c.Prefs), json.Unmarshal([]byte(declared), &c.Declared))
 }
 
 // Connections returns all connections that were not removed.
@@ -77,13 +83,17 @@ func (s *Store) SaveConnection(t plane.Tx, c *plane.Connection) error {
 	if err != nil {
 		return err
 	}
-	res, err := own(t).exec(`INSERT INTO connections (`+connectionColumns+`, removed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+	declared, err := json.Marshal(c.Declared)
+	if err != nil {
+		return err
+	}
+	res, err := own(t).exec(`INSERT INTO connections (`+connectionColumns+`, removed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 		ON CONFLICT (id) DO UPDATE SET slug = excluded.slug, label = excluded.label, endpoint = excluded.endpoint, auth = excluded.auth,
 			enabled = excluded.enabled, version = excluded.version, digest = excluded.digest, agents = excluded.agents,
-			state = excluded.state, reason = excluded.reason, oauth = excluded.oauth, prefs = excluded.prefs
+			state = excluded.state, reason = excluded.reason, oauth = excluded.oauth, prefs = excluded.prefs, declared = excluded.declared
 		WHERE connections.version < excluded.version AND connections.removed_at = 0`,
 		c.ID, c.Scope.String(), c.Slug, c.Label, c.Endpoint, c.Auth, flag(c.Enabled), c.Version, c.Digest, plane.Micros(t.Now()), c.CreatedBy,
-		c.Origin, string(agents), c.State, c.Reason, string(oauth), string(prefs), flag(c.Slot))
+		c.Origin, string(agents), c.State, c.Reason, string(oauth), string(prefs), flag(c.Slot), string(declared))
 	if IsUnique(err) {
 		if strings.Contains(err.Error(), "connections_slot") || strings.Contains(err.Error(), "connections.endpoint") {
 			return plane.Errorf(plane.Conflict, "Another connection that is known by its address is at %s already.", c.Endpoint).At("endpoint").Because(err)

@@ -10,7 +10,7 @@ import (
 )
 
 const runColumns = `id, agent, principal, prompt, state, waiting_for, reason, answer, turns, fence, owner, lease_until,
-	created_at, ended_at, spent, cancel, caller, parent, round, conversation, labels`
+	created_at, ended_at, spent, cancel, caller, parent, round, conversation, labels, revision, servers`
 
 // StoredRun is a run as the table has it: prompt and answer still sealed.
 type StoredRun = struct {
@@ -21,9 +21,9 @@ type StoredRun = struct {
 func scanRun(r *sql.Rows) (StoredRun, error) {
 	var v StoredRun
 	var lease, created, ended, spent, cancel int64
-	var caller string
+	var caller, servers string
 	err := r.Scan(&v.ID, &v.Agent, &v.Principal, &v.SealedPrompt, &v.State, &v.WaitingFor, &v.Reason, &v.SealedAnswer, &v.Turns,
-		&v.Fence, &v.Owner, &lease, &created, &ended, &spent, &cancel, &caller, &v.Parent, &v.Round, &v.Conversation, &v.Labels)
+		&v.Fence, &v.Owner, &lease, &created, &ended, &spent, &cancel, &caller, &v.Parent, &v.Round, &v.Conversation, &v.Labels, &v.Revision, &servers)
 	if err != nil {
 		return v, err
 	}
@@ -38,6 +38,9 @@ func scanRun(r *sql.Rows) (StoredRun, error) {
 	if v.Conversation == "" { // a run of a version that knew none
 		v.Conversation = plane.ThreadOf(v.Caller)
 	}
+	if err == nil {
+		err = json.Unmarshal([]byte(servers), &v.Attached)
+	}
 	v.LeaseUntil, v.CreatedAt, v.EndedAt = plane.FromMicros(lease), plane.FromMicros(created), plane.FromMicros(ended)
 	v.Spent, v.Cancel = time.Duration(spent)*time.Microsecond, cancel != 0
 	return v, err
@@ -49,8 +52,8 @@ func (s *Store) InsertRun(t plane.Tx, r *plane.Run, sealedPrompt []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = own(t).exec(`INSERT INTO runs (`+runColumns+`) VALUES (?, ?, ?, ?, 'queued', '', '', ?, 0, 0, '', 0, ?, 0, 0, 0, ?, ?, ?, ?, ?)`,
-		r.ID, r.Agent, r.Principal, sealedPrompt, []byte{}, plane.Micros(t.Now()), string(caller), r.Parent, r.Round, r.Conversation, r.Labels)
+	_, err = own(t).exec(`INSERT INTO runs (`+runColumns+`) VALUES (?, ?, ?, ?, 'queued', '', '', ?, 0, 0, '', 0, ?, 0, 0, 0, ?, ?, ?, ?, ?, ?, '[]')`,
+		r.ID, r.Agent, r.Principal, sealedPrompt, []byte{}, plane.Micros(t.Now()), string(caller), r.Parent, r.Round, r.Conversation, r.Labels, max(r.Revision, 1))
 	if IsUnique(err) {
 		return plane.Errorf(plane.Conflict, "The round has begun already.").Because(err)
 	}
@@ -105,6 +108,16 @@ func (s *Store) ClaimRun(t plane.Tx, id plane.RunID, owner string, until time.Ti
 		WHERE id = ? AND (state = 'queued' OR (state = 'running' AND lease_until < ?))`,
 		owner, plane.Micros(until), id, plane.Micros(t.Now()))
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "Somebody else works on the run."))
+}
+
+// AttachRun writes down which declared servers a run has, once.
+func (s *Store) AttachRun(t plane.Tx, id plane.RunID, fence, revision int64, list []plane.Attachment) error {
+	body, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	_, err = own(t).exec(`UPDATE runs SET revision = ?, servers = ? WHERE id = ? AND fence = ? AND servers = '[]'`, revision, string(body), id, fence)
+	return err
 }
 
 // HoldRun extends the lease and reports whether somebody asked the run to stop.

@@ -462,7 +462,7 @@ func nextFor(conn plane.Connection, e plane.Ending) string {
 	switch {
 	case e.Refused:
 		return "An operator opens the address in patchbay.yaml under egress.allow, for: [" + conn.EgressName() + "], then patchbay config reload."
-	case e.Challenge && conn.Origin == plane.Added:
+	case e.Challenge && conn.Origin != plane.Pinned:
 		return "patchbay mcp connect " + conn.Slug
 	case e.Challenge && conn.TokenEnv != "":
 		return "Put a valid token into " + conn.TokenEnv + " and start Patchbay again."

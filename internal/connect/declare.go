@@ -1,0 +1,245 @@
+package connect
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"strings"
+
+	"patchbay/internal/plane"
+	"patchbay/internal/secret"
+)
+
+// Wanted is a connection that a declaration asks for. Secret, secret:<ref> or empty,
+// is what signs it in.
+type Wanted struct {
+	Scope       plane.Scope
+	Declaration plane.Declared
+	Secret      string
+}
+
+// SecretBind names a team's secret.
+func SecretBind(s plane.Sealed) secret.Bind {
+	team, ref, _ := strings.Cut(s.Key, " ")
+	return bindSecret(team, ref)
+}
+
+func bindSecret(team, ref string) secret.Bind {
+	return secret.Bind{Purpose: "secret", Scope: "team:" + team, Record: ref}
+}
+
+// maxSecret bounds a secret, in characters (the limit of a pasted token).
+const maxSecret = 8192
+
+// PutSecret stores a team's secret, which nobody reads again: connections that
+// declarations made are signed in with it.
+func (c *Connections) PutSecret(ctx context.Context, who plane.Principal, team, ref string, value secret.Text) error {
+	var blob []byte
+	good := false
+	value.Expose(func(v string) {
+		v = strings.TrimSpace(v)
+		if good = v != "" && len(v) <= maxSecret && !strings.ContainsAny(v, "\r\n\x00"); good {
+			blob = c.o.Ring.Seal(bindSecret(team, ref), []byte(v))
+		}
+	})
+	if !good {
+		return plane.Errorf(plane.InvalidInput, "A secret is one line of 1 to %d characters.", maxSecret).At("value")
+	}
+	return c.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := c.o.Store.PutTeamSecret(t, &plane.TeamSecret{Team: team, Ref: ref, Blob: blob, By: who.ID}); err != nil {
+			return err
+		}
+		return c.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "secret.put", What: secretName(team, ref), Decision: "allow"})
+	})
+}
+
+// DropSecret takes a secret away. What it signed in is signed out at the next look.
+func (c *Connections) DropSecret(ctx context.Context, who plane.Principal, team, ref string) error {
+	return c.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := c.o.Store.DropTeamSecret(t, team, ref); err != nil {
+			return err
+		}
+		return c.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "secret.drop", What: secretName(team, ref), Decision: "allow"})
+	})
+}
+
+func secretName(team, ref string) string {
+	if team == "" {
+		return "org/" + ref
+	}
+	return team + "/" + ref
+}
+
+// Declare brings the stored records in line with what declarations ask for, as Pin does
+// for config. A connection whose address or kind of sign-in changed loses its
+// credential: it was given for another. One with a secret is signed in with that; a
+// person signs the rest in.
+func (c *Connections) Declare(ctx context.Context, wanted []Wanted) error {
+	for try := 0; ; try++ {
+		err := c.declare(ctx, wanted)
+		if plane.KindOf(err) != plane.Conflict || try == pinTries {
+			return err
+		}
+		// Another replica was first.
+	}
+}
+
+func (c *Connections) declare(ctx context.Context, wanted []Wanted) error {
+	stored, err := c.o.Store.Connections(ctx)
+	if err != nil {
+		return err
+	}
+	secrets, err := c.secrets(ctx, wanted)
+	if err != nil {
+		return err
+	}
+	old := map[string]plane.Connection{}
+	for _, s := range stored {
+		if s.Origin == plane.OfDeclaration {
+			old[s.FullName()] = s
+		}
+	}
+	var changes []change
+	for _, w := range wanted {
+		have, known := old[w.Scope.String()+"/"+w.Declaration.Name]
+		delete(old, w.Scope.String()+"/"+w.Declaration.Name)
+		if ch, changed := c.bring(have, known, w, secrets); changed {
+			changes = append(changes, ch)
+		}
+	}
+	for _, gone := range old {
+		if gone.Enabled {
+			gone.Enabled = false
+			gone.Version++
+			changes = append(changes, change{conn: gone})
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	return c.o.Store.Write(ctx, func(t plane.Tx) error {
+		for i := range changes {
+			if err := c.apply(t, &changes[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// change is one record that is to be written.
+type change struct {
+	conn   plane.Connection
+	secret *plane.TeamSecret // to sign it in with
+	drop   bool              // its credential
+}
+
+func (c *Connections) secrets(ctx context.Context, wanted []Wanted) (map[string]plane.TeamSecret, error) {
+	out := map[string]plane.TeamSecret{}
+	for _, w := range wanted {
+		if w.Secret == "" {
+			continue
+		}
+		list, err := c.o.Store.TeamSecrets(ctx)
+		for _, v := range list {
+			out[v.Team+" "+v.Ref] = v
+		}
+		return out, err
+	}
+	return out, nil
+}
+
+// bring says how the record of one wanted connection is to change.
+func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets map[string]plane.TeamSecret) (change, bool) {
+	d := &w.Declaration
+	n := have
+	n.Scope, n.Slug, n.Endpoint, n.Agents, n.Label = w.Scope, d.Name, d.URL, d.Agents, labelOf(d)
+	n.Origin, n.CreatedBy, n.Enabled = plane.OfDeclaration, "declaration", true
+	ch := change{}
+	ask := plane.DeclaredAs{Name: d.Name, Layer: d.Layer, Auth: d.Auth, Allow: d.Allow, Deny: d.Deny}
+	moved := known && (have.Endpoint != n.Endpoint || have.Declared.Auth != d.Auth)
+	if !known || moved {
+		n.Auth = d.Auth
+	}
+	team := ""
+	if w.Scope.Kind == plane.ScopeTeam {
+		team = w.Scope.Name
+	}
+	kind, ref, _ := strings.Cut(w.Secret, ":")
+	v, there := secrets[team+" "+ref]
+	switch {
+	case n.Auth == plane.AuthNone:
+		n.State, n.Reason = plane.StateConnected, ""
+		ch.drop = moved && have.Auth != plane.AuthNone
+	case kind == "secret" && there && n.Auth.Pasted():
+		ask.Secret, ask.Rev = w.Secret, v.Rev
+		if moved || !known || have.Declared.Secret != ask.Secret || have.Declared.Rev != ask.Rev || !have.Enabled {
+			ch.secret = &v
+			n.State, n.Reason = plane.StateConnected, ""
+		}
+	case !known || moved || have.Declared.Secret != "":
+		n.State, n.Reason = plane.StateAwaiting, ""
+		ch.drop = known
+	}
+	n.Declared = ask
+	n.Digest = digestDeclared(&n)
+	if known && have.Enabled && have.Digest == n.Digest && ch.secret == nil && !ch.drop {
+		return ch, false
+	}
+	n.Version++
+	ch.conn = n
+	return ch, true
+}
+
+// labelOf is the declaration's description, as far as it makes a label.
+func labelOf(d *plane.Declared) string {
+	line, _, _ := strings.Cut(d.Description, "\n")
+	if r := []rune(line); len(r) > 80 {
+		return string(r[:79]) + "…"
+	}
+	return line
+}
+
+func digestDeclared(n *plane.Connection) string {
+	b, err := json.Marshal([]any{n.Label, n.Endpoint, n.Auth, n.Agents, n.Declared})
+	if err != nil { // strings and numbers always marshal
+		return ""
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+func (c *Connections) apply(t plane.Tx, ch *change) error {
+	if ch.conn.ID == "" {
+		ch.conn.ID = plane.NewConnectionID(t.Now())
+	}
+	if ch.secret != nil {
+		value, err := c.o.Ring.Open(bindSecret(ch.secret.Team, ch.secret.Ref), ch.secret.Blob)
+		if err != nil {
+			c.o.Log.Warn("a team's secret does not open", "team", ch.secret.Team, "ref", ch.secret.Ref, "err", err)
+			ch.conn.State, ch.conn.Reason, ch.secret = plane.StateAuthError, plane.ReasonKeyMissing, nil
+		} else if err := c.save(t, ch); err != nil {
+			return err
+		} else {
+			return c.Put(t, ch.conn, Pasted(secret.New(string(value))))
+		}
+	}
+	if ch.drop {
+		if err := c.o.Store.DropCredential(t, ch.conn.ID); err != nil {
+			return err
+		}
+	}
+	return c.save(t, ch)
+}
+
+func (c *Connections) save(t plane.Tx, ch *change) error {
+	if err := c.o.Store.SaveConnection(t, &ch.conn); err != nil {
+		return err
+	}
+	action := "connection.declare"
+	if !ch.conn.Enabled {
+		action = "connection.undeclare"
+	}
+	return c.o.Store.AddAudit(t, plane.AuditEntry{Who: "patchbay", Action: action, What: string(ch.conn.ID), Decision: "allow", Digest: ch.conn.Digest})
+}

@@ -1,0 +1,112 @@
+package registry
+
+import (
+	"slices"
+	"strings"
+
+	"patchbay/internal/plane"
+)
+
+// Sources are all declarations there are, and what agents may reach.
+type Sources struct {
+	Registry     []plane.Declared // of files and of run time; by name, run time last
+	Agents       map[string]plane.Agent
+	Teams        map[string]*TeamSources
+	Destinations map[string]plane.Destination // with the built-in ones
+	Sandbox      bool
+}
+
+// Wanted is a connection that declarations ask for.
+type Wanted struct {
+	Scope       plane.Scope
+	Declaration plane.Declared
+	Secret      string // secret:<ref> that signs it in, "" for a person
+}
+
+// reach is what an agent may reach by name for a team: what is built in, and the
+// agent's own list or the team's in its place.
+func (s *Sources) reach(a *plane.Agent, team *TeamSources) Reach {
+	out := Reach{}
+	for name, d := range s.Destinations {
+		if d.Built {
+			out[name] = d
+		}
+	}
+	names := a.Destinations
+	if team != nil && team.Destinations != nil {
+		names = *team.Destinations
+	}
+	for _, n := range names {
+		if d, ok := s.Destinations[n]; ok {
+			out[n] = d
+		}
+	}
+	return out
+}
+
+// Reach is what an agent may reach for a team, in order of names.
+func (s *Sources) Reach(agent, team string) []plane.Destination {
+	a := s.Agents[agent]
+	var out []plane.Destination
+	for _, d := range s.reach(&a, s.Teams[team]) {
+		out = append(out, d)
+	}
+	slices.SortFunc(out, func(a, b plane.Destination) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// special reports that runs for a team see something else than runs for none.
+func (t *TeamSources) special() bool {
+	return t.HasRepo || t.Destinations != nil || len(t.Repository)+len(t.Skills)+len(t.Wanted)+len(t.Curated) > 0
+}
+
+// Attach says what is attached for every agent and team, and which connections that
+// takes. A team of its own entry is one whose runs differ from those of no team.
+func (s *Sources) Attach() (map[plane.AgentTeam][]plane.Attachment, []Wanted) {
+	out := map[plane.AgentTeam][]plane.Attachment{}
+	wanted := map[string]Wanted{}
+	for slug, a := range s.Agents {
+		if !a.MCP {
+			continue
+		}
+		pair := func(team string, t *TeamSources) {
+			at := plane.AgentTeam{Agent: slug, Team: team}
+			reach := s.reach(&a, t)
+			list := Merge(s.Registry, a.Servers, t)
+			out[at] = make([]plane.Attachment, 0, len(list))
+			for i := range list {
+				m := &list[i]
+				att := plane.Attachment{Name: m.Name, Destination: m.Destination, Layer: m.Layer, From: m.From, AcceptedBy: m.AcceptedBy, Overrides: m.Overrides}
+				if att.Dropped = Drop(m, &a, team, t != nil && t.HasRepo, s.Sandbox, reach); att.Dropped == "" {
+					sc := m.scope(slug, team)
+					w := Wanted{Scope: sc, Declaration: m.Declared, Secret: reach[m.Destination].Secret}
+					att.Scope = sc
+					if id, ok := strings.CutPrefix(w.Secret, "connection:"); ok {
+						att.Connection = plane.ConnectionID(id) // that one, and none of its own
+					} else {
+						wanted[sc.String()+"/"+m.Name] = w
+					}
+				}
+				att.OtherAgents = att.Dropped != "" && !m.Missing && m.forOthers(&a)
+				out[at] = append(out[at], att)
+			}
+		}
+		pair("", nil)
+		for name, t := range s.Teams {
+			if t.special() {
+				pair(name, t)
+			}
+		}
+	}
+	list := make([]Wanted, 0, len(wanted))
+	for _, w := range wanted {
+		list = append(list, w)
+	}
+	slices.SortFunc(list, func(a, b Wanted) int {
+		if d := strings.Compare(a.Scope.String(), b.Scope.String()); d != 0 {
+			return d
+		}
+		return strings.Compare(a.Declaration.Name, b.Declaration.Name)
+	})
+	return out, list
+}
