@@ -22,13 +22,14 @@ const module = "patchbay/"
 var allowed = map[string]string{
 	"cmd/patchbay": "app client command consent bridge netguard plane secret",
 
-	"internal/app": "api authn bridge catalog client command connect consent ingress ledger mcp model netguard oauth plane policy registry run secret store telemetry upstream web",
+	"internal/app": "api authn bridge catalog client command connect consent ingress ledger mcp model natsbus netguard oauth plane policy registry run secret store telemetry upstream web",
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane registry run secret",
 	"internal/web":     "authn bridge catalog command consent plane secret",
 	"internal/client":  "plane",
 	"internal/ingress": "bridge command mcp plane",
+	"internal/natsbus": "plane",
 
 	// use cases: the product
 	"internal/command":  "authn bridge catalog connect consent ledger plane policy registry run secret",

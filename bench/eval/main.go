@@ -1,7 +1,8 @@
 // Command eval measures how well tool search finds, on a public set of tools and
 // questions that it reads from elsewhere: the mean of recall@5 over whole tasks and
 // of hit@5 over single steps. A tool that is looked for counts as found when any of
-// its name is.
+// its name is. It takes the tool lists of real servers through discovery, naming and the
+// scan for traps, too.
 package main
 
 import (
@@ -30,6 +31,8 @@ type question struct {
 
 func main() {
 	dir := flag.String("data", "../shared/data/toolsearch", "folder with tools.json, tasks.json and steps.json")
+	lists := flag.String("catalogs", "../shared/data/catalogs", "folder with the tool lists of real servers")
+	verdicts := flag.String("verdicts", "bench/eval/flagged.tsv", "verdicts on what the scan flags")
 	flag.Parse()
 	var servers []server
 	var tasks, steps []question
@@ -77,6 +80,9 @@ func main() {
 	sheet.AtLeast("recall@5 of tasks", recall, 0.45, "")
 	sheet.AtLeast("hit@5 of steps", hits, 0.78, "")
 	sheet.AtMost("a query over 10,000 tools", slow(servers, append(tasks, steps...)), 2, "ms")
+	if err := catalogs(sheet, *lists, *verdicts); err != nil {
+		log.Fatal(err)
+	}
 	sheet.Exit()
 }
 

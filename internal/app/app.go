@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
+
 	"patchbay/internal/api"
 	"patchbay/internal/authn"
 	"patchbay/internal/bridge"
@@ -28,6 +30,7 @@ import (
 	"patchbay/internal/ingress"
 	"patchbay/internal/ledger"
 	"patchbay/internal/model"
+	"patchbay/internal/natsbus"
 	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
@@ -82,7 +85,9 @@ type App struct {
 	registry *registry.Service
 	watcher  *registry.Watcher
 	mirror   *registry.Mirror // nil for none
-	token    string           // the placeholder
+	bus      *natsbus.Bus
+	nats     *natsserver.Server // the one inside
+	token    string             // the placeholder
 	replica  *replica
 	worker   *catalog.Worker
 	ending   *ending
@@ -144,7 +149,7 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 		Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
 	a.ledger.Late = a.engine.Late
 	a.surfaces()
-	return a, nil
+	return a, a.openBus()
 }
 
 func owner() string {
@@ -363,6 +368,7 @@ func (a *App) Close() error {
 	for _, s := range a.servers {
 		s.Close() // Run has drained it; New that failed has none
 	}
+	a.closeBus()
 	if a.ledger != nil {
 		a.ledger.Close()
 	}

@@ -38,6 +38,7 @@ type Config struct {
 	Users  map[string]Tier        `yaml:"users"`
 
 	Registry    RegistryConfig `yaml:"registry"`
+	NATS        NATSConfig     `yaml:"nats"`
 	Placeholder string         `yaml:"placeholder"` // the value that env of declarations has
 
 	Embeddings EmbeddingsConfig `yaml:"embeddings"`
@@ -391,8 +392,10 @@ func (c *Config) validate() error {
 			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
 		}
 	}
-	if err := c.checkTeams(); err != nil {
-		return err
+	for _, check := range []func() error{c.checkTeams, c.checkNATS} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
 	if err := c.checkIdentity(); err != nil {
 		return err

@@ -56,7 +56,7 @@ func (s *Snapshot) instead(c *entry, agent string, p plane.Principal) string {
 
 // MayPropose is the gate of proposing a server to a team: whoever works in it.
 func (s *Snapshot) MayPropose(p plane.Principal, team string) *Denial {
-	if p.Kind == plane.KindAgent && p.Team == team && team != "" {
+	if p.Kind == plane.KindAgent && p.Team == team && s.Team(team) {
 		return nil
 	}
 	if s.InTeam(p, team) || s.Admin(p) && s.Team(team) {

@@ -66,7 +66,7 @@ type importFile struct {
 }
 
 // variableRE finds ${VAR}, ${VAR:-default}, ${env:VAR} and ${input:id}.
-var variableRE = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_.-]+)?)(?::-([^}]*))?\}`)
+var variableRE = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_.-]*(?::[A-Za-z0-9][A-Za-z0-9_.-]*)?)(?::-([^}]*))?\}`)
 
 // braceRE finds the {name} of a server.json.
 var braceRE = regexp.MustCompile(`\{([A-Za-z_][A-Za-z0-9_.-]*)\}`)

@@ -16,7 +16,7 @@ import (
 	"github.com/go-git/go-git/v5/plumbing/object"
 	"github.com/go-git/go-git/v5/plumbing/protocol/packp"
 	"github.com/go-git/go-git/v5/plumbing/protocol/packp/capability"
-	"github.com/go-git/go-git/v5/plumbing/storer"
+	"github.com/go-git/go-git/v5/plumbing/protocol/packp/sideband"
 	"github.com/go-git/go-git/v5/plumbing/transport"
 	githttp "github.com/go-git/go-git/v5/plumbing/transport/http"
 	"github.com/go-git/go-git/v5/storage/memory"
@@ -141,8 +141,15 @@ func fetch(ctx context.Context, out *plane.RepoSnapshot, known plane.RepoSnapsho
 		return nil, err
 	}
 	defer resp.Close()
-	var st storer.EncodedObjectStorer = memory.NewStorage()
-	if err := packfile.UpdateObjectStorage(st.(storer.Storer), resp); err != nil {
+	st := memory.NewStorage()
+	var pack io.Reader = resp
+	switch {
+	case req.Capabilities.Supports(capability.Sideband64k):
+		pack = sideband.NewDemuxer(sideband.Sideband64k, resp)
+	case req.Capabilities.Supports(capability.Sideband):
+		pack = sideband.NewDemuxer(sideband.Sideband, resp)
+	}
+	if err := packfile.UpdateObjectStorage(st, pack); err != nil {
 		return nil, err
 	}
 	c, err := object.GetCommit(st, *adv.Head)
@@ -188,11 +195,12 @@ func readTree(tree *object.Tree, out *plane.RepoSnapshot, placeholder string) {
 		}
 	}
 	read := func(name string) ([]byte, bool) {
+		if _, err := tree.FindEntry(name); err != nil {
+			return nil, false
+		}
 		f, err := tree.File(name)
-		if err != nil {
-			if !errors.Is(err, object.ErrFileNotFound) {
-				problem(name, "it cannot be read")
-			}
+		if err != nil { // the server left out what is too large
+			problem(name, fmt.Sprintf("it is larger than %d bytes, or cannot be read", maxFile))
 			return nil, false
 		}
 		if files++; f.Size > maxFile || files > maxRepoFiles {

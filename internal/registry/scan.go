@@ -240,6 +240,9 @@ func withoutAddress(text, address string) string {
 // defaultLinks are hosts that texts may link to without a word of config.
 var defaultLinks = []string{"github.com", "*.github.com", "gitlab.com", "modelcontextprotocol.io", "*.modelcontextprotocol.io"}
 
+// UsualLinks are the hosts that texts may link to without a word of config.
+func UsualLinks() []string { return slices.Clone(defaultLinks) }
+
 // looksLike finds a name that differs from another only in characters that people take
 // for one another.
 func looksLike(name string, others []string) string {

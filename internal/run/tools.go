@@ -210,7 +210,7 @@ const maxBeside = 8
 
 // parallel says whether a call may run beside others (design D6).
 func (w *worker) parallel(u plane.ToolUse) bool {
-	if _, own := w.own[u.Name]; own {
+	if _, own := w.own[plane.CanonicalToolName(u.Name)]; own {
 		return true
 	}
 	if w.session == nil {
@@ -239,7 +239,7 @@ func (w *worker) one(ctx context.Context, u plane.ToolUse, call *plane.Call, see
 		call.Fence = w.run.Fence
 		return w.remote(ctx, u, call)
 	}
-	if t, ok := w.own[u.Name]; ok {
+	if t, ok := w.own[plane.CanonicalToolName(u.Name)]; ok {
 		return w.local(ctx, u, t)
 	}
 	if w.session != nil && w.session.Searching(u.Name) {

@@ -69,6 +69,9 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"memories are found", memoriesAreFound},
 		{"lanes are sealed and cut", lanesAreSealed},
 		{"calls are folded into one entry", callsAreFolded},
+		{"declarations move", declarationsMove},
+		{"settings, destinations, secrets and repositories keep", settingsKeep},
+		{"a mirror keeps", mirrorKeeps},
 		{"records are swept", recordsAreSwept},
 	} {
 		t.Run(c.name, func(t *testing.T) {
