@@ -210,14 +210,28 @@ func (a *App) compile(ctx context.Context, cfg *Config, agents map[string]plane.
 
 // attach makes the connections that declarations ask for, and returns what became of
 // each declaration.
-func (a *App) attach(ctx context.Context, src *registry.Sources) (map[plane.AgentTeam][]plane.Attachment, error) {
+func (a *App) attach(ctx context.Context, src *registry.Sources) (map[plane.AgentTeam][]plane.Attachment, []plane.Connection, error) {
 	attached, wanted := src.Attach()
 	list := make([]connect.Wanted, 0, len(wanted))
+	urls := map[string]string{}
 	for _, w := range wanted {
 		list = append(list, connect.Wanted(w))
+		urls[w.Scope.String()+"/"+w.Declaration.Name] = w.Declaration.URL
 	}
+	stored, err := a.store.Connections(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	changed, err := a.conns.Declare(ctx, stored, list)
+	if err == nil && changed {
+		stored, err = a.store.Connections(ctx)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	resolved(attached, stored, urls)
 	a.warn(attached)
-	return attached, a.conns.Declare(ctx, list)
+	return attached, stored, nil
 }
 
 // warn says what is dropped, once for as long as it is.
@@ -237,18 +251,24 @@ func (a *App) warn(attached map[plane.AgentTeam][]plane.Attachment) {
 	a.declared.warned = now
 }
 
-// resolved writes the ids of the connections into what was attached.
-func resolved(attached map[plane.AgentTeam][]plane.Attachment, stored []plane.Connection) {
-	ids := map[string]plane.ConnectionID{}
+// resolved writes the ids of the connections into what was attached. One that another
+// replica's config declares at another address is not ours to use.
+func resolved(attached map[plane.AgentTeam][]plane.Attachment, stored []plane.Connection, urls map[string]string) {
+	byName := map[string]plane.Connection{}
 	for _, c := range stored {
 		if c.Origin == plane.OfDeclaration {
-			ids[c.FullName()] = c.ID
+			byName[c.FullName()] = c
 		}
 	}
 	for _, l := range attached {
 		for i := range l {
-			if l[i].Dropped == "" && l[i].Connection == "" {
-				l[i].Connection = ids[l[i].Scope.String()+"/"+l[i].Name]
+			if l[i].Dropped != "" || l[i].Connection != "" {
+				continue
+			}
+			name := l[i].Scope.String() + "/" + l[i].Name
+			c := byName[name]
+			if l[i].Connection = c.ID; c.Endpoint != urls[name] || !c.Enabled {
+				l[i].Dropped = "another replica's config declares it otherwise"
 			}
 		}
 	}

@@ -243,11 +243,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	attached, err := a.attach(ctx, src)
-	if err != nil {
-		return err
-	}
-	stored, err := a.store.Connections(ctx)
+	attached, stored, err := a.attach(ctx, src)
 	if err != nil {
 		return err
 	}
@@ -275,7 +271,6 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 		}
 		all = append(all, p)
 	}
-	resolved(attached, stored)
 	rules.Connections, rules.Attached = all, attached
 	if rules.Approvals, err = a.store.Rules(ctx); err != nil {
 		return err

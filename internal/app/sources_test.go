@@ -342,3 +342,75 @@ func mustPort(t *testing.T, u *url.URL) int {
 	}
 	return n
 }
+
+// TestWhyTellsTheSameStory: for every declaration that is left out, mcp why gives the
+// reason of the merge, and the log says it once.
+func TestWhyTellsTheSameStory(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("look", ""))
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "reg"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	at, err := url.Parse(m.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, more := range map[string]string{"others": "agents: [research]", "unknown": "destination: nowhere", "away": "destination: named\nurl: https://elsewhere.example.com/mcp", "hub": "destination: github-mcp\nurl: https://api.githubcopilot.com/mcp/", "always": "default: true", "shell": "command: sh"} {
+		body := "name: " + name + "\n" + more + "\n"
+		if !strings.Contains(more, "url:") && !strings.Contains(more, "command:") {
+			body += "url: " + m.Endpoint() + "\n"
+		}
+		if err := os.WriteFile(filepath.Join(dir, "reg", name+".yaml"), []byte(body), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := "registry: {path: reg}\nteams: {payments: {members: [\"cli:local\"]}}\nagents: {general: {servers: [others, unknown, away, hub, shell, ghost], destinations: [named]}, coding: {destinations: [named]}}\n" +
+		fmt.Sprintf("egress:\n  allow: [{to: %q, for: [always, \"team:payments/shared\"]}]\n  destinations: {named: {hosts: [%q], port: %s}}\n", m.URL, at.Hostname(), at.Port())
+	s := start(t, dir, config)
+	why := func(tool, agent, team string) string {
+		t.Helper()
+		var out command.Why
+		if err := s.do("mcp.why", command.WhyInput{Tool: tool, Agent: agent, Team: team}, &out); err != nil {
+			return err.Error()
+		}
+		return fmt.Sprint(out.Allowed, " ", out.Answer)
+	}
+	if run, _ := s.ask("Look", "general"); servers(run) != "registry:always" {
+		t.Errorf("%s", servers(run))
+	}
+	for tool, want := range map[string]string{"others/look": "names other agents: research", "unknown/look": "the destination nowhere is not in the policy of general", "away/look": "its address is none of the destination named",
+		"hub/issue_read": "needs a team's repository, and there is none", "shell/run": "no sandbox", "ghost/look": "the registry has no ghost", "always/look": "true general can call look at always"} {
+		if got := why(tool, "general", ""); !strings.Contains(got, want) {
+			t.Errorf("%s: %s, want %s", tool, got, want)
+		}
+	}
+	if got := why("hub/issue_read", "general", "payments"); !strings.Contains(got, "needs a team's repository, and there is none") {
+		t.Errorf("%s", got)
+	}
+	if n := strings.Count(s.log.String(), "the registry has no ghost"); n != 1 {
+		t.Errorf("it was said %d times", n)
+	}
+	// A guarded agent takes from a team what an org admin accepted at a destination of its
+	// policy: the local person is one.
+	x := newSurfaces(t, s)
+	put := func(more string) {
+		t.Helper()
+		if b, status := x.overAPI("PUT", "/api/v1/mcp-servers/payments/shared", fmt.Sprintf(`{"name":"shared","url":%q,"agents":["coding"]%s}`, m.Endpoint(), more)); status != http.StatusOK {
+			t.Fatalf("%d %s", status, b)
+		}
+	}
+	put("")
+	if got := why("shared/look", "coding", "payments"); !strings.Contains(got, "only what goes to a destination of its policy") {
+		t.Errorf("%s", got)
+	}
+	put(`,"destination":"named"`)
+	if run, _ := s.forTeam("Look", "coding", "payments"); servers(run) != "team:shared (named)" {
+		t.Errorf("%s", servers(run))
+	}
+	if got := why("shared/look", "coding", "payments"); !strings.Contains(got, "true coding can call look at shared") {
+		t.Errorf("%s", got)
+	}
+	if got := why("shared/look", "coding", ""); strings.Contains(got, "true") {
+		t.Errorf("without the team: %s", got)
+	}
+}

@@ -67,6 +67,9 @@ func why(d Deps, who plane.Principal, in *WhyInput) (*Why, error) {
 	}
 	a, tool, err := whichTool(d, who, in.Tool)
 	if err != nil {
+		a, tool, err = inReach(snap, who, in, err)
+	}
+	if err != nil {
 		if out := whyDropped(snap, who, in); out != nil {
 			return out, nil
 		}
@@ -145,6 +148,21 @@ func declaredBy(at plane.Attachment) string {
 		out += fmt.Sprintf(", in place of the one of the %s", l)
 	}
 	return out
+}
+
+// inReach finds a tool of the server that the agent knows by that name, where others have
+// one of the name too.
+func inReach(snap *policy.Snapshot, who plane.Principal, in *WhyInput, err error) (policy.Attached, string, error) {
+	server, tool, ok := strings.Cut(in.Tool, "/")
+	if !ok {
+		return policy.Attached{}, "", err
+	}
+	for _, a := range snap.Resolve(in.Agent, who) {
+		if a.Slug == server && a.ShadowedBy.Kind == "" {
+			return a, tool, nil
+		}
+	}
+	return policy.Attached{}, "", err
 }
 
 // whyDropped answers about a server that is declared and left out, so that there is no

@@ -87,13 +87,14 @@ type Options struct {
 type Connections struct {
 	o Options
 
-	mu    sync.Mutex
-	cells map[plane.ConnectionID]*cell
-	turns map[plane.ConnectionID]chan struct{} // held by the one who refreshes
-	slots map[string]chan struct{}             // refreshes at one authorization server
-	work  sync.WaitGroup
-	stop  context.Context
-	end   context.CancelFunc
+	mu      sync.Mutex
+	cells   map[plane.ConnectionID]*cell
+	turns   map[plane.ConnectionID]chan struct{} // held by the one who refreshes
+	slots   map[string]chan struct{}             // refreshes at one authorization server
+	brought map[string]string                    // connections that declarations asked for here, by full name: their digests
+	work    sync.WaitGroup
+	stop    context.Context
+	end     context.CancelFunc
 }
 
 // New makes the keeper. Close it.

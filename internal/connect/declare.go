@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
 	"strings"
 
 	"patchbay/internal/plane"
@@ -72,27 +73,27 @@ func secretName(team, ref string) string {
 }
 
 // Declare brings the stored records in line with what declarations ask for, as Pin does
-// for config. A connection whose address or kind of sign-in changed loses its
-// credential: it was given for another. One with a secret is signed in with that; a
-// person signs the rest in.
-func (c *Connections) Declare(ctx context.Context, wanted []Wanted) error {
+// for config, and reports whether anything changed. A connection whose address or kind of
+// sign-in changed loses its credential: it was given for another. One with a secret is
+// signed in with that; a person signs the rest in. What this process brought about once
+// and another changed since is left alone: their configs differ, and two that write in
+// turns would never end.
+func (c *Connections) Declare(ctx context.Context, stored []plane.Connection, wanted []Wanted) (changed bool, err error) {
 	for try := 0; ; try++ {
-		err := c.declare(ctx, wanted)
+		changed, err := c.declare(ctx, stored, wanted)
 		if plane.KindOf(err) != plane.Conflict || try == pinTries {
-			return err
+			return changed, err
 		}
-		// Another replica was first.
+		if stored, err = c.o.Store.Connections(ctx); err != nil { // another replica was first
+			return true, err
+		}
 	}
 }
 
-func (c *Connections) declare(ctx context.Context, wanted []Wanted) error {
-	stored, err := c.o.Store.Connections(ctx)
-	if err != nil {
-		return err
-	}
+func (c *Connections) declare(ctx context.Context, stored []plane.Connection, wanted []Wanted) (bool, error) {
 	secrets, err := c.secrets(ctx, wanted)
 	if err != nil {
-		return err
+		return false, err
 	}
 	old := map[string]plane.Connection{}
 	for _, s := range stored {
@@ -100,32 +101,44 @@ func (c *Connections) declare(ctx context.Context, wanted []Wanted) error {
 			old[s.FullName()] = s
 		}
 	}
+	c.mu.Lock()
+	brought := maps.Clone(c.brought)
+	c.mu.Unlock()
+	now := map[string]string{}
 	var changes []change
 	for _, w := range wanted {
-		have, known := old[w.Scope.String()+"/"+w.Declaration.Name]
-		delete(old, w.Scope.String()+"/"+w.Declaration.Name)
-		if ch, changed := c.bring(have, known, w, secrets); changed {
+		name := w.Scope.String() + "/" + w.Declaration.Name
+		have, known := old[name]
+		delete(old, name)
+		ch, differs := c.bring(have, known, w, secrets)
+		now[name] = ch.conn.Digest
+		if differs && brought[name] != ch.conn.Digest {
 			changes = append(changes, ch)
 		}
 	}
-	for _, gone := range old {
-		if gone.Enabled {
+	for name, gone := range old {
+		if _, ours := brought[name]; ours && gone.Enabled {
 			gone.Enabled = false
 			gone.Version++
 			changes = append(changes, change{conn: gone})
 		}
 	}
-	if len(changes) == 0 {
-		return nil
-	}
-	return c.o.Store.Write(ctx, func(t plane.Tx) error {
-		for i := range changes {
-			if err := c.apply(t, &changes[i]); err != nil {
-				return err
+	if len(changes) > 0 {
+		err = c.o.Store.Write(ctx, func(t plane.Tx) error {
+			for i := range changes {
+				if err := c.apply(t, &changes[i]); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
+	if err == nil {
+		c.mu.Lock()
+		c.brought = now
+		c.mu.Unlock()
+	}
+	return len(changes) > 0, err
 }
 
 // change is one record that is to be written.
@@ -184,11 +197,11 @@ func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets
 	}
 	n.Declared = ask
 	n.Digest = digestDeclared(&n)
+	ch.conn = n
 	if known && have.Enabled && have.Digest == n.Digest && ch.secret == nil && !ch.drop {
 		return ch, false
 	}
-	n.Version++
-	ch.conn = n
+	ch.conn.Version++
 	return ch, true
 }
 

@@ -113,7 +113,7 @@ func (s *Snapshot) try(p plane.Principal, c plane.Connection) (Grant, error) {
 // lower one's name.
 func (s *Snapshot) nameFree(p plane.Principal, c plane.Connection) error {
 	for _, have := range s.order {
-		if have.Slug != c.Slug || have.ID == c.ID || have.Origin == plane.OfDeclaration && have.Declared.Name == c.Declared.Name {
+		if have.Slug != c.Slug || have.ID == c.ID || have.idle || have.Origin == plane.OfDeclaration && have.Declared.Name == c.Declared.Name {
 			continue
 		}
 		same := have.Scope == c.Scope || c.Scope.Kind == plane.ScopeUser && have.Scope.Kind == plane.ScopeUser && p.Is(have.Scope.Name)

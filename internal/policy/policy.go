@@ -48,6 +48,7 @@ type entry struct {
 	scheme, host string
 	bad          string // why it serves nobody although it was added
 	twins        bool   // another connection has the slug too
+	idle         bool   // a declaration made it, and none asks for it now
 }
 
 // Compile checks the rules against each other and freezes them.
@@ -67,6 +68,12 @@ func Compile(r Rules) (*Snapshot, error) {
 		return originRank(a.Origin) - originRank(b.Origin)
 	})
 	first := make(map[string]*entry, len(list))
+	asked := map[plane.ConnectionID]bool{}
+	for _, l := range r.Attached {
+		for _, a := range l {
+			asked[a.Connection] = asked[a.Connection] || a.Dropped == ""
+		}
+	}
 	for _, c := range list {
 		bad := ""
 		if err := s.mayName(c); err != nil {
@@ -85,6 +92,7 @@ func Compile(r Rules) (*Snapshot, error) {
 		} else {
 			e.twins, first[c.Slug].twins = true, true
 		}
+		e.idle = c.Origin == plane.OfDeclaration && !asked[c.ID]
 		s.byID[c.ID] = e
 		if c.Origin == plane.Added && c.Declared.Name != "" {
 			s.addedFrom[c.Declared.Name] = append(s.addedFrom[c.Declared.Name], e)
@@ -230,7 +238,7 @@ func (s *Snapshot) Visible(p plane.Principal) []Attached {
 	taken := map[string]plane.Scope{}
 	var out []Attached
 	for _, c := range s.order {
-		if !s.sees(c.Scope, p) {
+		if c.idle || !s.sees(c.Scope, p) {
 			continue
 		}
 		at := Attached{Connection: &c.Connection}
@@ -431,7 +439,7 @@ func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c *entry
 func (s *Snapshot) Upkeep() []Grant {
 	out := make([]Grant, 0, len(s.order))
 	for _, c := range s.order {
-		if c.bad == "" && c.Enabled && c.State != plane.StateAwaiting && c.State != plane.StateAuthError {
+		if c.bad == "" && !c.idle && c.Enabled && c.State != plane.StateAwaiting && c.State != plane.StateAuthError {
 			out = append(out, Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: "upkeep"})
 		}
 	}

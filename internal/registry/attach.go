@@ -87,7 +87,7 @@ func (s *Sources) Attach() (map[plane.AgentTeam][]plane.Attachment, []Wanted) {
 						wanted[sc.String()+"/"+m.Name] = w
 					}
 				}
-				att.OtherAgents = att.Dropped != "" && !m.Missing && m.forOthers(&a)
+				att.OtherAgents = att.Dropped != "" && !m.Missing && (m.forOthers(&a) || m.forOpen(&a))
 				out[at] = append(out[at], att)
 			}
 		}

@@ -106,6 +106,11 @@ func (m *Merged) forOthers(agent *plane.Agent) bool {
 	return len(m.Agents) > 0 && !slices.Contains(m.Agents, agent.Slug)
 }
 
+// forOpen reports that a declaration names no agents, and this one is guarded.
+func (m *Merged) forOpen(agent *plane.Agent) bool {
+	return agent.Trust != plane.Open && len(m.Agents) == 0 && m.NamedBy != plane.LayerAgent
+}
+
 // Drop says why a declaration is not attached for an agent, or nothing. A declaration
 // never widens what the agent may reach: that stands in reach already, or is dropped.
 func Drop(m *Merged, agent *plane.Agent, team string, hasRepo, sandbox bool, reach Reach) string {
@@ -116,7 +121,7 @@ func Drop(m *Merged, agent *plane.Agent, team string, hasRepo, sandbox bool, rea
 		return "there is no sandbox to run a stdio server in"
 	case m.forOthers(agent):
 		return "it names other agents: " + strings.Join(m.Agents, ", ")
-	case agent.Trust != plane.Open && len(m.Agents) == 0 && m.NamedBy != plane.LayerAgent:
+	case m.forOpen(agent):
 		return "it names no agents, so it serves open ones only"
 	}
 	d, known := reach[m.Destination]
@@ -133,10 +138,8 @@ func Drop(m *Merged, agent *plane.Agent, team string, hasRepo, sandbox bool, rea
 		return ""
 	case !known:
 		return fmt.Sprintf("the destination %s is not in the policy of %s", m.Destination, agent.Slug)
-	case d.NeedsRepo() && !hasRepo && team == "":
-		return fmt.Sprintf("the destination %s needs a repository, and the run has no team", m.Destination)
 	case d.NeedsRepo() && !hasRepo:
-		return fmt.Sprintf("the destination %s needs a repository, and the team %s has none", m.Destination, team)
+		return fmt.Sprintf("the destination %s needs a team's repository, and there is none", m.Destination)
 	case m.Transport == plane.HTTP && !Admits(&d, m.URL):
 		return fmt.Sprintf("its address is none of the destination %s", m.Destination)
 	}

@@ -136,8 +136,8 @@ func TestEveryReasonToDrop(t *testing.T) {
 		{"guarded, an admin's of another destination", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { named(d); d.Destination = "vanta" }), guarded, "payments", false, "a destination of its policy"},
 		{"absent destination", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { d.Destination = "vanta" }), open, "payments", false, "the destination vanta is not in the policy of general"},
 		{"another host", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { d.Destination, d.URL = "linear-mcp", "https://evil.example.com/mcp" }), open, "payments", false, "none of the destination linear-mcp"},
-		{"no repository", at(plane.LayerRegistry, plane.LayerAgent, github), open, "payments", false, "the team payments has none"},
-		{"no team", at(plane.LayerRegistry, plane.LayerAgent, github), open, "", false, "the run has no team"},
+		{"no repository", at(plane.LayerRegistry, plane.LayerAgent, github), open, "payments", false, "needs a team's repository"},
+		{"no team", at(plane.LayerRegistry, plane.LayerAgent, github), open, "", false, "needs a team's repository"},
 		{"a repository", at(plane.LayerRegistry, plane.LayerAgent, github), open, "payments", true, ""},
 	} {
 		got := Drop(c.m, &c.agent, c.team, c.repo, false, reach)
