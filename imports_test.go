@@ -22,7 +22,7 @@ const module = "patchbay/"
 var allowed = map[string]string{
 	"cmd/patchbay": "app client command consent bridge netguard plane secret",
 
-	"internal/app": "api authn bridge catalog client command connect consent ingress ledger mcp model natsbus netguard oauth plane policy registry run secret store telemetry upstream web",
+	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run secret store telemetry upstream web",
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane registry run secret",
@@ -41,6 +41,7 @@ var allowed = map[string]string{
 	"internal/upstream": "catalog connect mcp plane policy",
 	"internal/catalog":  "mcp plane policy",
 	"internal/registry": "plane policy",
+	"internal/egress":   "connect plane policy secret",
 
 	// rules and protocols
 	"internal/policy": "plane",

@@ -27,6 +27,7 @@ import (
 	"patchbay/internal/command"
 	"patchbay/internal/connect"
 	"patchbay/internal/consent"
+	"patchbay/internal/egress"
 	"patchbay/internal/ingress"
 	"patchbay/internal/ledger"
 	"patchbay/internal/model"
@@ -87,7 +88,10 @@ type App struct {
 	mirror   *registry.Mirror // nil for none
 	bus      *natsbus.Bus
 	nats     *natsserver.Server // the one inside
-	token    string             // the placeholder
+	egress   *egress.Proxy      // nil for none
+	ca       *egress.CA
+	egressAt string
+	token    string // the placeholder
 	replica  *replica
 	worker   *catalog.Worker
 	ending   *ending
@@ -149,6 +153,9 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 		Clock: a.o.Clock, Limits: a.cfg.Limits, Tracer: a.traces.Tracer(), Log: o.Log, Owner: owner(), Sole: a.store.Kind() == "sqlite"})
 	a.ledger.Late = a.engine.Late
 	a.surfaces()
+	if err := a.openEgress(ctx); err != nil {
+		return a, err
+	}
 	return a, a.openBus()
 }
 
@@ -239,7 +246,7 @@ func (x agentsOf) Propose(ctx context.Context, who plane.Principal, team, declar
 // surfaces mounts the API, the command endpoint and the pages.
 func (a *App) surfaces() {
 	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
-		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Registry: a.registry, Secrets: a.conns, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
+		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Registry: a.registry, Secrets: a.conns, Gateway: authority{a}, Egress: a.store.Egress, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
 		Records: records{a.store, a}, Renew: a.refreshPolicy, Now: a.o.Clock.Now, Unseal: a.unseal, Sign: a.ring.SignBy,
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
@@ -369,6 +376,9 @@ func (a *App) Close() error {
 		s.Close() // Run has drained it; New that failed has none
 	}
 	a.closeBus()
+	if a.egress != nil {
+		a.egress.Close()
+	}
 	if a.ledger != nil {
 		a.ledger.Close()
 	}

@@ -158,8 +158,9 @@ type ToolsConfig struct {
 	Deny  []string `yaml:"deny"`
 }
 
-// EgressConfig opens what policy closes.
+// EgressConfig opens what policy closes, and says where the credential gateway listens.
 type EgressConfig struct {
+	Listen       string                       `yaml:"listen"` // off: nowhere
 	Allow        []netguard.Rule              `yaml:"allow"`
 	Destinations map[string]DestinationConfig `yaml:"destinations"`
 }
@@ -176,6 +177,7 @@ type DestinationConfig struct {
 		User   string `yaml:"user"`
 		Prefix string `yaml:"prefix"`
 	} `yaml:"inject"`
+	Tunnel bool     `yaml:"tunnel"`        // passed through, not looked into, nothing injected
 	Secret string   `yaml:"inject_secret"` // secret:<ref>, connection:<id>, github_app:<ref>
 	Needs  []string `yaml:"needs"`
 }
@@ -392,7 +394,7 @@ func (c *Config) validate() error {
 			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
 		}
 	}
-	for _, check := range []func() error{c.checkTeams, c.checkNATS} {
+	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkEgress} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -271,7 +271,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 		}
 		all = append(all, p)
 	}
-	rules.Connections, rules.Attached = all, attached
+	rules.Connections, rules.Attached, rules.Reach = all, attached, src.Reaches()
 	if rules.Approvals, err = a.store.Rules(ctx); err != nil {
 		return err
 	}
@@ -279,6 +279,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.conns.ForgetSecrets()
 	old := a.policy.Swap(snap)
 	a.dropChanged(old, snap)
 	a.listsChanged("", true, true)

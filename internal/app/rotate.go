@@ -13,6 +13,7 @@ import (
 	"patchbay/internal/command"
 	"patchbay/internal/connect"
 	"patchbay/internal/consent"
+	"patchbay/internal/egress"
 	"patchbay/internal/plane"
 	"patchbay/internal/run"
 	"patchbay/internal/secret"
@@ -32,7 +33,7 @@ const metaRotating = "keys_rotating"
 
 func (a *App) newRotation() *rotation {
 	binds := map[string]func(plane.Sealed) secret.Bind{"credential": connect.CredentialBind, "revocation": connect.RevocationBind,
-		"secret": connect.SecretBind, "ticket": consent.TicketBind, "client": consent.ClientBind}
+		"secret": connect.SecretBind, "authority": egress.AuthorityBind, "ticket": consent.TicketBind, "client": consent.ClientBind}
 	places := store.SealedPlaces()
 	for _, p := range places {
 		if binds[p] == nil {

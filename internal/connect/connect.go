@@ -92,6 +92,8 @@ type Connections struct {
 	turns   map[plane.ConnectionID]chan struct{} // held by the one who refreshes
 	slots   map[string]chan struct{}             // refreshes at one authorization server
 	brought map[string]string                    // connections that declarations asked for here, by full name: their digests
+	held    map[string]heldSecret                // teams' secrets, opened
+	heldGen int64                                // raised when one may have changed
 	work    sync.WaitGroup
 	stop    context.Context
 	end     context.CancelFunc

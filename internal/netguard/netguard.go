@@ -300,6 +300,19 @@ func (p *Policy) dial(ctx context.Context, name, network, addr string) (net.Conn
 	return d.DialContext(ctx, network, addr)
 }
 
+// DialFor connects to host:port on the untrusted lane, for a stream that is not HTTP's, with
+// the exceptions of name.
+func (p *Policy) DialFor(ctx context.Context, name, addr string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", ErrRefused, addr)
+	}
+	if err := p.judge(name, "https", canonicalHost(host), port); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	return p.dial(ctx, name, "tcp", addr)
+}
+
 // Close drops all idle connections.
 func (p *Policy) Close() {
 	p.mu.Lock()

@@ -141,6 +141,7 @@ type Destination struct {
 	Inject  Injection `json:"inject"`
 	Secret  string    `json:"inject_secret,omitempty"` // secret:<ref>, connection:<id>, github_app:<ref>
 	Needs   []string  `json:"needs,omitempty"`         // repo
+	Tunnel  bool      `json:"tunnel,omitempty"`        // passed through, not looked into, nothing injected
 	Built   bool      `json:"built_in,omitempty"`
 }
 

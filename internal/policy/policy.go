@@ -25,6 +25,8 @@ type Rules struct {
 	// Attached is what became of declarations; an agent's for a team that is not there
 	// is its for none.
 	Attached map[plane.AgentTeam][]plane.Attachment
+	// Reach are the named hosts that an agent may reach, for a team.
+	Reach map[plane.AgentTeam][]plane.Destination
 }
 
 // Team is who belongs to a team, and who of them may change its settings.
@@ -40,6 +42,7 @@ type Snapshot struct {
 	rules  map[ruleKey]plane.Rule
 
 	attached  map[plane.AgentTeam][]plane.Attachment
+	reach     map[plane.AgentTeam][]plane.Destination
 	addedFrom map[string][]*entry // by the declaration
 }
 
@@ -53,7 +56,7 @@ type entry struct {
 
 // Compile checks the rules against each other and freezes them.
 func Compile(r Rules) (*Snapshot, error) {
-	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins, rules: map[ruleKey]plane.Rule{}, attached: r.Attached, addedFrom: map[string][]*entry{}}
+	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins, rules: map[ruleKey]plane.Rule{}, attached: r.Attached, reach: r.Reach, addedFrom: map[string][]*entry{}}
 	for _, v := range r.Approvals {
 		s.rules[ruleKey{v.Agent, v.Connection, v.Tool}] = v
 	}

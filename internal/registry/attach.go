@@ -44,14 +44,31 @@ func (s *Sources) reach(a *plane.Agent, team *TeamSources) Reach {
 	return out
 }
 
-// Reach is what an agent may reach for a team, in order of names.
+// Reach is what an agent may reach for a team, in order of names: what needs a repository
+// only where there is one.
 func (s *Sources) Reach(agent, team string) []plane.Destination {
 	a := s.Agents[agent]
 	var out []plane.Destination
 	for _, d := range s.reach(&a, s.Teams[team]) {
 		out = append(out, d)
 	}
+	repo := s.Teams[team] != nil && s.Teams[team].HasRepo
+	out = slices.DeleteFunc(out, func(d plane.Destination) bool { return d.NeedsRepo() && !repo })
 	slices.SortFunc(out, func(a, b plane.Destination) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// Reaches is Reach for every agent, and for every team whose list differs.
+func (s *Sources) Reaches() map[plane.AgentTeam][]plane.Destination {
+	out := map[plane.AgentTeam][]plane.Destination{}
+	for slug := range s.Agents {
+		out[plane.AgentTeam{Agent: slug}] = s.Reach(slug, "")
+		for name, t := range s.Teams {
+			if t.special() {
+				out[plane.AgentTeam{Agent: slug, Team: name}] = s.Reach(slug, name)
+			}
+		}
+	}
 	return out
 }
 

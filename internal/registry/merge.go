@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"patchbay/internal/plane"
+	"patchbay/internal/policy"
 )
 
 // TeamSources is what a team's repository, its skills and its people declare.
@@ -159,17 +160,7 @@ func Admits(d *plane.Destination, raw string) bool {
 	if port != strconv.Itoa(d.Port) {
 		return false
 	}
-	return slices.ContainsFunc(d.Hosts, func(h string) bool { return hostMatches(h, u.Hostname()) })
-}
-
-// hostMatches compares a host with an exact one, or with *.suffix for any host below it.
-func hostMatches(pattern, host string) bool {
-	pattern, host = strings.ToLower(pattern), strings.ToLower(host)
-	if suffix, ok := strings.CutPrefix(pattern, "*."); ok {
-		head, under := strings.CutSuffix(host, "."+suffix)
-		return under && head != ""
-	}
-	return pattern == host
+	return slices.ContainsFunc(d.Hosts, func(h string) bool { return policy.HostMatches(h, u.Hostname()) })
 }
 
 // BuiltIn are the destinations that are there without a word of config. Each needs a
@@ -211,6 +202,8 @@ func CheckDestination(d *plane.Destination) error {
 		return bad("hosts", "it names 1 to 64 hosts.")
 	case d.Port < 1 || d.Port > 65535:
 		return bad("port", "the port is 1 to 65535.")
+	case d.Tunnel && (d.Secret != "" || len(d.Methods)+len(d.Paths) > 0):
+		return bad("tunnel", "what is passed through is not looked into: it takes no secret, methods or paths.")
 	case len(d.Methods) > 32 || len(d.Paths) > 256:
 		return bad("paths", "it names at most 32 methods and 256 paths.")
 	case !slices.Contains([]string{"bearer", "header", "basic", "query", "body"}, d.Inject.Kind):

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/publicsuffix"
 
 	"patchbay/internal/plane"
+	"patchbay/internal/policy"
 )
 
 // Kinds of what a scan finds.
@@ -194,7 +195,7 @@ func (s *Scanner) linkable(raw, home string) bool {
 	if h, err := url.Parse(home); err == nil && h.Hostname() != "" && site(h.Hostname()) == site(host) {
 		return true
 	}
-	return slices.ContainsFunc(s.Links, func(p string) bool { return hostMatches(p, host) })
+	return slices.ContainsFunc(s.Links, func(p string) bool { return policy.HostMatches(p, host) })
 }
 
 // placeholderHost reports a host that stands for one in documentation (RFC 2606, 6761).

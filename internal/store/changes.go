@@ -21,7 +21,7 @@ const (
 
 // Binary is what this program understands of the schema. A database may demand a
 // newer one by meta.min_binary.
-const Binary = 7
+const Binary = 8
 
 // Changes is where the database stands.
 type Changes = struct {

@@ -28,12 +28,13 @@ var places = map[string]place{
 	"result.whole": {table: "results", blob: "whole", text: "run || ' ' || id"},
 	"approval":     {table: "approvals", blob: "args", text: "id"},
 	"memory":       {table: "memories", blob: "body", text: "id"},
+	"authority":    {table: "authorities", blob: "blob", text: "name"},
 	"secret":       {table: "secrets", blob: "blob", text: "team || ' ' || ref"},
 }
 
 // SealedPlaces lists the places of sealed blobs, credentials first.
 func SealedPlaces() []string {
-	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole", "approval", "memory", "secret"}
+	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole", "approval", "memory", "secret", "authority"}
 }
 
 // The key's id stands in bytes 2 to 9 of a blob (see secret.Ring).

@@ -1,0 +1,102 @@
+package app
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"patchbay/internal/egress"
+	"patchbay/internal/plane"
+)
+
+// DefaultEgress is where the credential gateway listens beside DefaultListen.
+const DefaultEgress = "127.0.0.1:7718"
+
+// egressAddr is where the gateway listens, "" for nowhere. Beside the default port of the
+// server it has its own default; elsewhere it is named.
+func (c *Config) egressAddr() (addr string, named bool) {
+	switch {
+	case c.Egress.Listen == "off" || !c.MCP.On():
+		return "", false
+	case c.Egress.Listen != "":
+		return c.Egress.Listen, true
+	case c.Listen == DefaultListen:
+		return DefaultEgress, false
+	}
+	return "", false
+}
+
+// checkEgress holds where the gateway may listen.
+func (c *Config) checkEgress() error {
+	addr, named := c.egressAddr()
+	if !named {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	if err != nil || port == "" || ip == nil || !ip.IsLoopback() && !ip.IsPrivate() {
+		return c.bad("egress.listen", "egress.listen is an address of loopback or of a private network, as %s: clients send their tokens there by plain http.", DefaultEgress)
+	}
+	return nil
+}
+
+// openEgress starts the credential gateway.
+func (a *App) openEgress(ctx context.Context) error {
+	addr, named := a.cfg.egressAddr()
+	if addr == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		if !named {
+			a.o.Notice("The credential gateway is off: %s is taken. Set egress.listen.", addr)
+			return nil
+		}
+		return plane.Errorf(plane.Unavailable, "The credential gateway cannot listen on %s.", addr).Then("Set egress.listen to a free address, or to off.").Because(err)
+	}
+	if a.ca, err = egress.OpenCA(ctx, a.store, a.ring, a.o.Clock); err != nil {
+		l.Close()
+		return err
+	}
+	if a.store.Kind() == "sqlite" { // nobody else holds any
+		err = a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(time.Second), "") })
+		if err != nil {
+			l.Close()
+			return err
+		}
+	}
+	a.egress = egress.New(egress.Options{CA: a.ca, Policy: a.policy.Load, Lender: a.conns, Who: a.auth.Token, Transport: a.guard.Untrusted, Dial: a.guard.DialFor, Records: a.store,
+		Placeholder: a.token, Clock: a.o.Clock, Log: a.o.Log, Owner: a.peers.name})
+	a.egressAt = "http://" + l.Addr().String()
+	go a.egress.Serve(l)
+	return nil
+}
+
+// EgressURL is where the credential gateway listens, or "".
+func (a *App) EgressURL() string { return a.egressAt }
+
+// strandEvery is after how long a request of a replica that is gone is unknown.
+const strandEvery = time.Hour
+
+// authority is the gateway's, for commands.
+type authority struct{ a *App }
+
+// Certificate is the authority's, for clients, and until when it is good.
+func (x authority) Certificate() (string, time.Time, error) {
+	if x.a.ca == nil {
+		return "", time.Time{}, plane.Errorf(plane.Unavailable, "The credential gateway is off on this server.").Then("Set egress.listen in patchbay.yaml.")
+	}
+	cert, until := x.a.ca.PEM()
+	return cert, until, nil
+}
+
+// Renew puts another authority in place.
+func (x authority) Renew(ctx context.Context, who plane.Principal) error {
+	if _, _, err := x.Certificate(); err != nil {
+		return err
+	}
+	return x.a.ca.Renew(ctx, who)
+}
+
+// URL is where clients send their requests.
+func (x authority) URL() string { return x.a.egressAt }

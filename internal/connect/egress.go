@@ -1,0 +1,295 @@
+package connect
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"patchbay/internal/plane"
+	"patchbay/internal/policy"
+	"patchbay/internal/secret"
+)
+
+// EgressLease is a destination's secret on loan for one request that an agent sends by
+// itself. It is the only way to that secret, and good for the grant's host and port.
+type EgressLease struct {
+	grant    policy.EgressGrant
+	value    secret.Text
+	redactor *Redactor
+	inner    *Lease // of a connection's credential
+}
+
+// heldSecret is a team's secret, opened, with what finds it in an answer.
+type heldSecret struct {
+	value    secret.Text
+	redactor *Redactor
+}
+
+// LendEgress opens the secret that a grant's destination names. It refuses the zero grant.
+// A destination that names none lends nothing.
+func (c *Connections) LendEgress(ctx context.Context, g policy.EgressGrant) (*EgressLease, error) {
+	if !g.Valid() {
+		return nil, plane.Errorf(plane.Forbidden, "No grant, no credential.")
+	}
+	l := &EgressLease{grant: g}
+	kind, ref, _ := strings.Cut(g.Destination().Secret, ":")
+	switch kind {
+	case "":
+		return l, nil
+	case "connection":
+		return l, c.lendConnection(ctx, l)
+	case "secret":
+		held, err := c.heldSecret(ctx, g.Team(), ref)
+		l.value, l.redactor = held.value, held.redactor
+		return l, err
+	}
+	return nil, plane.Errorf(plane.Unavailable, "The destination %s is signed in by %s, which is not set up here.", g.Destination().Name, kind)
+}
+
+func (c *Connections) lendConnection(ctx context.Context, l *EgressLease) error {
+	g, ok := l.grant.Connection()
+	if !ok {
+		return plane.Errorf(plane.Unavailable, "The destination %s names a connection that is not there.", l.grant.Destination().Name)
+	}
+	var err error
+	if l.inner, err = c.Lend(ctx, g); err != nil {
+		return err
+	}
+	s := l.inner.set()
+	if s == nil {
+		return nil
+	}
+	l.redactor = s.redactor
+	if s.m.s.Kind == "oauth" {
+		l.value = secret.New(s.m.s.Access)
+	} else {
+		l.value = secret.New(s.m.s.Pasted)
+	}
+	return nil
+}
+
+// maxHeldSecrets bounds what is held opened.
+const maxHeldSecrets = 1000
+
+func (c *Connections) heldSecret(ctx context.Context, team, ref string) (heldSecret, error) {
+	key := team + " " + ref
+	c.mu.Lock()
+	held, ok := c.held[key]
+	gen := c.heldGen
+	c.mu.Unlock()
+	if ok {
+		return held, nil
+	}
+	list, err := c.o.Store.TeamSecrets(ctx)
+	if err != nil {
+		return held, err
+	}
+	for _, v := range list {
+		if v.Team != team || v.Ref != ref {
+			continue
+		}
+		b, err := c.o.Ring.Open(bindSecret(team, ref), v.Blob)
+		if err != nil {
+			return held, plane.Errorf(plane.Unavailable, "The secret %s does not open: the key that it was sealed with is missing.", secretName(team, ref)).Because(err)
+		}
+		held = heldSecret{secret.New(string(b)), NewRedactor(string(b))}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.held == nil || len(c.held) >= maxHeldSecrets {
+			c.held = map[string]heldSecret{}
+		}
+		if gen == c.heldGen { // it was not changed meanwhile
+			c.held[key] = held
+		}
+		return held, nil
+	}
+	next := "patchbay secrets put " + ref
+	if team != "" {
+		next += " --team " + team
+	}
+	return held, plane.Errorf(plane.Unauthenticated, "There is no secret %s.", secretName(team, ref)).Then(next)
+}
+
+// ForgetSecrets drops what is held opened of teams' secrets: one may have changed.
+func (c *Connections) ForgetSecrets() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held = nil
+	c.heldGen++
+}
+
+// Redactor finds the secret in what comes back; nil finds nothing.
+func (l *EgressLease) Redactor() *Redactor { return l.redactor }
+
+// maxInjectedBody bounds a body that a secret goes into, in bytes.
+const maxInjectedBody = 1 << 20
+
+// Inject puts the secret in place of the placeholder where the destination says it goes,
+// and reports whether it did. A placeholder that stands anywhere else is an error, and so
+// is a request that goes elsewhere than was granted. The body is read here only where the
+// secret goes into it.
+func (l *EgressLease) Inject(req *http.Request, placeholder string) (bool, error) {
+	port := req.URL.Port()
+	if port == "" {
+		port = map[string]string{"https": "443", "http": "80"}[req.URL.Scheme]
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil || !l.grant.Admits(req.URL.Hostname(), n) || req.Host != "" && req.Host != req.URL.Host {
+		return false, plane.Errorf(plane.Forbidden, "The request goes elsewhere than was granted.")
+	}
+	d := l.grant.Destination()
+	done := false
+	if !l.value.Empty() {
+		l.value.Expose(func(v string) { done, err = inject(req, d.Inject, placeholder, v) })
+	}
+	if err != nil {
+		return false, err
+	}
+	if where := astray(req, placeholder); where != "" {
+		return false, plane.Errorf(plane.Forbidden, "The placeholder stands in the request's %s, where %s takes no secret.", where, d.Name)
+	}
+	return done, nil
+}
+
+func inject(req *http.Request, in plane.Injection, placeholder, value string) (bool, error) {
+	switch in.Kind {
+	case "bearer":
+		scheme, rest, ok := strings.Cut(req.Header.Get("Authorization"), " ")
+		if !ok || rest != placeholder || len(req.Header["Authorization"]) != 1 {
+			return false, nil
+		}
+		req.Header["Authorization"] = []string{scheme + " " + value}
+		return true, nil
+	case "header":
+		got := req.Header.Values(in.Name)
+		if len(got) != 1 || strings.TrimPrefix(got[0], in.Prefix) != placeholder {
+			return false, nil
+		}
+		req.Header.Set(in.Name, in.Prefix+value)
+		return true, nil
+	case "basic":
+		user, password, ok := req.BasicAuth()
+		if !ok || password != placeholder && user != placeholder || len(req.Header["Authorization"]) != 1 {
+			return false, nil
+		}
+		if in.User != "" {
+			user = in.User
+		} else if user == placeholder {
+			user = value
+		}
+		if password == placeholder || in.User != "" {
+			password = value
+		}
+		req.SetBasicAuth(user, password)
+		return true, nil
+	case "query":
+		q, err := url.ParseQuery(req.URL.RawQuery)
+		if err != nil || len(q[in.Name]) != 1 || q.Get(in.Name) != placeholder {
+			return false, nil
+		}
+		q.Set(in.Name, value)
+		req.URL.RawQuery = q.Encode()
+		return true, nil
+	case "body":
+		return injectBody(req, in.Name, placeholder, value)
+	}
+	return false, nil
+}
+
+// injectBody puts the secret into one member of a JSON object.
+func injectBody(req *http.Request, name, placeholder, value string) (bool, error) {
+	if req.Body == nil || req.Body == http.NoBody || !strings.HasPrefix(req.Header.Get("Content-Type"), "application/json") {
+		return false, nil
+	}
+	b, err := io.ReadAll(io.LimitReader(req.Body, maxInjectedBody+1))
+	if err != nil {
+		return false, err
+	}
+	if len(b) > maxInjectedBody {
+		return false, plane.Errorf(plane.InvalidInput, "A body that a secret goes into has at most %d bytes.", maxInjectedBody)
+	}
+	var doc map[string]json.RawMessage
+	var got string
+	done := false
+	if json.Unmarshal(b, &doc) == nil && json.Unmarshal(doc[name], &got) == nil && got == placeholder {
+		old, err := json.Marshal(placeholder)
+		if err != nil {
+			return false, err
+		}
+		fresh, err := json.Marshal(value)
+		if err != nil {
+			return false, err
+		}
+		if bytes.Count(b, old) == 1 { // exactly there, the other bytes as they came
+			b, done = bytes.Replace(b, old, fresh, 1), true
+		}
+	}
+	req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+	req.Header.Set("Content-Length", strconv.Itoa(len(b)))
+	return done, nil
+}
+
+// astray says where in a request's head a placeholder still stands, plain or encoded as
+// requests encode, or nothing.
+func astray(req *http.Request, placeholder string) string {
+	has := func(s string) bool {
+		if strings.Contains(s, placeholder) {
+			return true
+		}
+		if u, err := url.QueryUnescape(s); err == nil && strings.Contains(u, placeholder) {
+			return true
+		}
+		return false
+	}
+	switch {
+	case has(req.URL.Path) || has(req.URL.EscapedPath()):
+		return "path"
+	case has(req.URL.RawQuery):
+		return "query"
+	}
+	for name, values := range req.Header {
+		for _, v := range append([]string{name}, values...) {
+			if has(v) {
+				return "header " + name
+			}
+			for word := range strings.FieldsSeq(v) {
+				if b, err := base64.StdEncoding.DecodeString(word); err == nil && strings.Contains(string(b), placeholder) {
+					return "header " + name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// Guard refuses a body in which the placeholder stands, as it passes.
+func Guard(body io.ReadCloser, placeholder string) io.ReadCloser {
+	return &guarded{ReadCloser: body, mark: []byte(placeholder)}
+}
+
+type guarded struct {
+	io.ReadCloser
+	mark, tail []byte
+}
+
+// ErrPlaceholder is the end of a body that holds the placeholder.
+var ErrPlaceholder = plane.Errorf(plane.Forbidden, "The placeholder stands in the request's body, where no secret goes.")
+
+// Read passes bytes on until the placeholder shows.
+func (g *guarded) Read(p []byte) (int, error) {
+	n, err := g.ReadCloser.Read(p)
+	if n > 0 {
+		seen := append(g.tail, p[:n]...)
+		if bytes.Contains(seen, g.mark) {
+			return 0, ErrPlaceholder
+		}
+		g.tail = append(g.tail[:0:0], seen[max(0, len(seen)-len(g.mark)+1):]...)
+	}
+	return n, err
+}
