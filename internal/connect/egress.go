@@ -254,6 +254,9 @@ func astray(req *http.Request, placeholder string) string {
 		return "query"
 	}
 	for name, values := range req.Header {
+		if strings.Contains(strings.ToLower(name), strings.ToLower(placeholder)) { // names are written in another case
+			return "header's name"
+		}
 		for _, v := range append([]string{name}, values...) {
 			if has(v) {
 				return "header " + name

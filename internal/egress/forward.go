@@ -22,6 +22,7 @@ func (p *Proxy) inside(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, plane.Errorf(plane.InvalidInput, "A request outside a tunnel."))
 		return
 	}
+	t.served.Add(1)
 	host, port, err := target(r.Host, 443)
 	switch {
 	case err != nil:
@@ -50,7 +51,7 @@ func fit(r *http.Request) error {
 		return plane.Errorf(plane.Forbidden, "The request cannot be taken: %s.", what)
 	}
 	switch {
-	case !policy.CleanPath(r.URL.EscapedPath(), r.URL.Path) && !(r.Method == http.MethodOptions && r.URL.Path == "*"):
+	case !policy.CleanPath(asSent(r), r.URL.Path) && !(r.Method == http.MethodOptions && r.URL.Path == "*"):
 		return bad("its path may mean something else to the server")
 	case strings.ContainsAny(r.Method, " \t\r\n") || len(r.Method) > 20 || r.Method == http.MethodTrace:
 		return bad("its method is not taken")
@@ -82,6 +83,18 @@ func fit(r *http.Request) error {
 		}
 	}
 	return nil
+}
+
+// asSent is the path as it stood on the wire, before anybody decoded it.
+func asSent(r *http.Request) string {
+	raw, _, _ := strings.Cut(r.RequestURI, "?")
+	if _, rest, ok := strings.Cut(raw, "://"); ok { // absolute form, by plain http
+		if i := strings.IndexByte(rest, '/'); i >= 0 {
+			return rest[i:]
+		}
+		return "/"
+	}
+	return raw
 }
 
 func token(name string) bool {

@@ -19,7 +19,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"patchbay/internal/connect"
 	"patchbay/internal/plane"
@@ -65,6 +68,8 @@ type Proxy struct {
 	life  context.Context
 	end   context.CancelFunc
 
+	strangers *rate.Limiter // of records about who is not known
+
 	mu      sync.Mutex
 	tunnels map[*tunnel]struct{}
 }
@@ -85,11 +90,11 @@ func New(o Options) *Proxy {
 	if o.Idle == 0 {
 		o.Idle = defaultIdle
 	}
-	p := &Proxy{o: o, conns: make(chan net.Conn), tunnels: map[*tunnel]struct{}{}}
+	p := &Proxy{o: o, conns: make(chan net.Conn), tunnels: map[*tunnel]struct{}{}, strangers: rate.NewLimiter(10, 100)}
 	p.life, p.end = context.WithCancel(context.Background())
 	quiet := slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)
 	p.outer = &http.Server{Handler: http.HandlerFunc(p.front), ReadHeaderTimeout: headTime, IdleTimeout: o.Idle, MaxHeaderBytes: maxHead, ErrorLog: quiet}
-	p.inner = &http.Server{Handler: http.HandlerFunc(p.inside), ReadHeaderTimeout: headTime, IdleTimeout: o.Idle, MaxHeaderBytes: maxHead, ErrorLog: quiet,
+	p.inner = &http.Server{ConnState: p.unreadable, Handler: http.HandlerFunc(p.inside), ReadHeaderTimeout: headTime, IdleTimeout: o.Idle, MaxHeaderBytes: maxHead, ErrorLog: quiet,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, tunnelKey{}, tunnelOf(c))
 		}}
@@ -175,6 +180,9 @@ func (p *Proxy) front(w http.ResponseWriter, r *http.Request) {
 	c, err := p.identify(r)
 	if err != nil {
 		w.Header().Set("Proxy-Authenticate", `Basic realm="patchbay"`)
+		if p.strangers.Allow() { // nobody fills the log from outside
+			p.note(c.who, &plane.EgressRecord{Host: short(r.Host), Method: short(r.Method), State: plane.EgressDenied, Reason: plane.Public(err).Message})
+		}
 		refuse(w, http.StatusProxyAuthRequired, err)
 		return
 	}
@@ -406,6 +414,8 @@ type tunnel struct {
 	early  []byte
 	wrong  error
 	once   sync.Once
+
+	begun, served atomic.Int64 // requests of HTTP/1.1: begun, and understood
 }
 
 type tunnelKey struct{}
@@ -448,6 +458,23 @@ func (t *tunnel) Close() error {
 		err = t.Conn.Close()
 	})
 	return err
+}
+
+// unreadable writes down requests that are no HTTP: net/http refuses them by itself.
+func (p *Proxy) unreadable(c net.Conn, s http.ConnState) {
+	t := tunnelOf(c)
+	tc, ok := c.(*tls.Conn)
+	if t == nil || !ok || tc.ConnectionState().NegotiatedProtocol == "h2" {
+		return
+	}
+	switch s {
+	case http.StateActive:
+		t.begun.Add(1)
+	case http.StateClosed:
+		if t.begun.Load() > t.served.Load() {
+			p.note(t.caller.who, &plane.EgressRecord{Host: t.host, Port: t.port, State: plane.EgressDenied, Reason: "The request cannot be read as HTTP."})
+		}
+	}
 }
 
 // refuse answers a client, in words.

@@ -139,6 +139,9 @@ func CleanPath(escaped, decoded string) bool {
 	if decoded == "" || decoded[0] != '/' || strings.ContainsAny(decoded, "\\\x00") || strings.ContainsFunc(decoded, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
 		return false
 	}
+	if strings.ContainsAny(escaped, "#\\") {
+		return false
+	}
 	low := strings.ToLower(escaped)
 	if strings.Contains(low, "%2f") || strings.Contains(low, "%5c") || strings.Contains(low, "%00") || strings.Contains(low, "%2e") || strings.Contains(low, "%25") {
 		return false
