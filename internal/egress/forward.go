@@ -53,7 +53,7 @@ func fit(r *http.Request) error {
 	switch {
 	case !policy.CleanPath(asSent(r), r.URL.Path) && !(r.Method == http.MethodOptions && r.URL.Path == "*"):
 		return bad("its path may mean something else to the server")
-	case strings.ContainsAny(r.Method, " \t\r\n") || len(r.Method) > 20 || r.Method == http.MethodTrace:
+	case r.Method == "" || len(r.Method) > 20 || r.Method == http.MethodTrace || strings.Trim(r.Method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") != "":
 		return bad("its method is not taken")
 	case len(r.TransferEncoding) > 0 && (len(r.TransferEncoding) > 1 || r.TransferEncoding[0] != "chunked"):
 		return bad("its transfer encoding is not taken")
