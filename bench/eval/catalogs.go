@@ -52,6 +52,7 @@ func catalogs(sheet *figures.Sheet, dir, verdicts string) error {
 	}
 	scan := &registry.Scanner{Links: registry.UsualLinks()}
 	lim := plane.DefaultLimits()
+	lim.CatalogTools = 1000 // the whole lists, not what one connection may hold
 	var tools, unsupported, unnamed, flagged, open int
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		listed, err := discover(all[name], lim)

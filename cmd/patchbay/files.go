@@ -3,8 +3,9 @@ package main
 import (
 	"io"
 	"os"
-	"strings"
+	"slices"
 
+	"patchbay/internal/bridge"
 	"patchbay/internal/command"
 	"patchbay/internal/plane"
 )
@@ -23,7 +24,8 @@ func (e *env) text(s *string) error {
 }
 
 // file reads a file that is imported, and the values it leaves open: from this machine's
-// environment, else from whoever sits here.
+// environment where somebody named them, else from whoever sits here. A file must not help
+// itself to what stands in the environment.
 func (e *env) file(in *command.MCPImportInput) error {
 	var b []byte
 	var err error
@@ -42,9 +44,12 @@ func (e *env) file(in *command.MCPImportInput) error {
 		return err
 	}
 	in.Values = map[string]string{}
+	if in.DryRun {
+		return nil // nothing of this machine is needed, nor sent
+	}
 	for _, v := range vars {
-		if got := os.Getenv(v.Name); got != "" && !strings.Contains(v.Name, ":") {
-			in.Values[v.Name] = got
+		if slices.Contains(in.Env, v.Name) {
+			in.Values[v.Name] = os.Getenv(v.Name)
 			continue
 		}
 		if v.Default != "" {
@@ -57,7 +62,7 @@ func (e *env) file(in *command.MCPImportInput) error {
 		}
 		prompt := v.Name
 		if v.Prompt != "" {
-			prompt += " (" + v.Prompt + ")"
+			prompt += " (" + bridge.Visible(v.Prompt) + ")"
 		}
 		if in.Values[v.Name], err = e.line(prompt + ": "); err != nil {
 			return err

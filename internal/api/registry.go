@@ -20,7 +20,7 @@ import (
 type TeamServers interface {
 	List(ctx context.Context, who plane.Principal, team string) ([]command.ProposalRow, error)
 	Put(ctx context.Context, who plane.Principal, team, name string, body json.RawMessage, fresh bool) (command.ProposalRow, error)
-	Accept(ctx context.Context, who plane.Principal, team, name string) (command.ProposalRow, error)
+	Accept(ctx context.Context, who plane.Principal, team, name, id string) (command.ProposalRow, error)
 	Drop(ctx context.Context, who plane.Principal, team, name string) (command.ProposalRow, error)
 	PutSecret(ctx context.Context, who plane.Principal, team, ref string, value secret.Text) error
 	DropSecret(ctx context.Context, who plane.Principal, team, ref string) error
@@ -80,7 +80,13 @@ func (a *API) registry() {
 		return row, http.StatusOK, err
 	}))
 	a.mux.HandleFunc("POST /api/mcp-servers/{team}/{name}/accept", a.team(func(r *http.Request, who plane.Principal, team string) (any, int, error) {
-		row, err := a.teams.Accept(r.Context(), who, team, r.PathValue("name"))
+		var in struct {
+			ID string `json:"id"` // the proposal that was looked at
+		}
+		if err := decode(http.MaxBytesReader(nil, r.Body, maxBody), &in); err != nil {
+			return nil, 0, err
+		}
+		row, err := a.teams.Accept(r.Context(), who, team, r.PathValue("name"), in.ID)
 		return row, http.StatusOK, err
 	}))
 	for _, path := range []string{"/api/secrets/{ref}", "/secrets/{ref}"} {

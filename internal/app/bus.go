@@ -5,11 +5,13 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/hex"
+	"maps"
 	"net"
 	"net/url"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
@@ -183,8 +185,9 @@ func (a *App) startNATS(n NATSConfig) (string, error) {
 	if p == 0 {
 		p = natsserver.RANDOM_PORT
 	}
+	auth := busAuth{a: a, own: own, prefix: n.prefix(), trusted: n.Trusted, clients: &busClients{}}
 	a.nats, err = natsserver.NewServer(&natsserver.Options{ServerName: "patchbay", Host: host, Port: p, NoSigs: true, NoLog: true, MaxPayload: 512 << 10, MaxConn: 1024,
-		CustomClientAuthentication: busAuth{a: a, own: own, prefix: n.prefix(), trusted: n.Trusted}})
+		CustomClientAuthentication: auth})
 	if err != nil {
 		return "", plane.Errorf(plane.Unavailable, "The bus inside cannot be made.").Because(err)
 	}
@@ -192,6 +195,7 @@ func (a *App) startNATS(n NATSConfig) (string, error) {
 	if !a.nats.ReadyForConnections(busReady) {
 		return "", plane.Errorf(plane.Unavailable, "The bus inside cannot listen on %s.", n.Listen).Then("Set nats.listen to a free address.")
 	}
+	go auth.watch()
 	return own, nil
 }
 
@@ -209,7 +213,11 @@ type busAuth struct {
 	own     string
 	prefix  string
 	trusted bool
+	clients *busClients
 }
+
+// busDeadline is how long a client's sign-in lasts.
+const busDeadline = 10 * time.Minute
 
 // Check admits a client and says what it may publish and hear.
 func (x busAuth) Check(c natsserver.ClientAuthentication) bool {
@@ -221,21 +229,65 @@ func (x busAuth) Check(c natsserver.ClientAuthentication) bool {
 	if subtle.ConstantTimeCompare([]byte(token), []byte(x.own)) == 1 {
 		return true
 	}
+	shown := secret.New(token)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	who, err := x.a.auth.Token(ctx, secret.New(token))
+	who, err := x.a.auth.Token(ctx, shown)
+	deadline := time.Now().Add(busDeadline) // a client comes again by itself
 	switch {
 	case err != nil:
 		return false
-	case who.Kind == plane.KindAgent:
-		// Its own inbox alone: nobody hears what another is answered.
-		c.RegisterUser(&natsserver.User{Username: who.ID, Permissions: allowOnly(x.prefix+".agent."+who.Agent+".controller.command", "_INBOX_"+who.Agent+".>")})
+	case who.Kind == plane.KindAgent && plane.ValidSlug(who.Team):
+		// Its own subject and inbox alone: nobody asks for another team, nor hears what
+		// another is answered.
+		c.RegisterUser(&natsserver.User{Username: who.Token, ConnectionDeadline: deadline, Permissions: allowOnly(x.prefix+".agent."+who.Agent+"."+who.Team+".controller.command", "_INBOX_"+who.Token+".>")})
 	case x.trusted && x.a.policy.Load().Admin(who):
-		c.RegisterUser(&natsserver.User{Username: who.ID, Permissions: allowOnly(x.prefix+".>", "_INBOX.>")})
+		c.RegisterUser(&natsserver.User{Username: who.Token, ConnectionDeadline: deadline, Permissions: allowOnly(x.prefix+".>", "_INBOX.>")})
 	default:
 		return false
 	}
+	x.clients.put(c.GetID(), shown)
 	return true
+}
+
+// busClients are the clients of the bus inside, by the server's ids, with what they signed
+// in with.
+type busClients struct {
+	mu sync.Mutex
+	by map[uint64]secret.Text
+}
+
+func (c *busClients) put(id uint64, token secret.Text) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.by == nil {
+		c.by = map[uint64]secret.Text{}
+	}
+	c.by[id] = token
+}
+
+// watch sends clients away whose token is no longer good, and forgets who has gone.
+func (x busAuth) watch() {
+	for x.a.nats.Running() {
+		time.Sleep(time.Second)
+		x.clients.mu.Lock()
+		now := maps.Clone(x.clients.by)
+		x.clients.mu.Unlock()
+		for id, token := range now {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_, err := x.a.auth.Token(ctx, token)
+			cancel()
+			gone := x.a.nats.GetClient(id) == nil
+			if plane.KindOf(err) == plane.Unauthenticated && !gone {
+				gone = x.a.nats.DisconnectClientByID(id) == nil
+			}
+			if gone {
+				x.clients.mu.Lock()
+				delete(x.clients.by, id)
+				x.clients.mu.Unlock()
+			}
+		}
+	}
 }
 
 func allowOnly(publish, hear string) *natsserver.Permissions {

@@ -123,7 +123,7 @@ func replay(t *testing.T, nc *nats.Conn, prefix string) {
 		{"no such agent", bare, busRequest("payments", "agent:payments/ghost", "", "list"), false, "no agent ghost", plane.Unauthenticated},
 		{"source of another form", bare, busRequest("payments", "payments/general", "", "list"), false, "source is agent:<team>/<agent>", plane.InvalidInput},
 		{"a member accepts", bare, busRequest("payments", "", person, "accept", "linear"), true, "linear is accepted for payments", ""},
-		{"once", bare, busRequest("payments", "", person, "accept", "linear"), false, "no declaration", plane.NotFound},
+		{"once", bare, busRequest("payments", "", person, "accept", "linear"), false, "is in force in payments already; ada@example.com decided so", plane.Conflict},
 		{"curated", bare, busRequest("payments", coder, "", "list_curated"), true, `[curated] linear (from agent:payments/general)` + "\n" + `{"name":"linear","transport":"http","url":"https://mcp.linear.app/mcp","destination":"linear-mcp","roles":["general"],"auth":"bearer","tools":{"allow":["*"],"deny":["delete_*"]}}`, ""},
 		{"what is not there", bare, busRequest("payments", "", person, "show", "nothing"), false, "no declaration", plane.NotFound},
 		{"forgotten", bare, busRequest("payments", "", person, "forget", "linear"), true, "linear is forgotten", ""},
@@ -176,15 +176,25 @@ func TestTheBusInside(t *testing.T) {
 	defer nc.Close()
 	replay(t, nc, "kapelle")
 	refused := make(chan error, 4)
-	agent, err := nats.Connect(url, nats.Token(s.agentToken("general")), nats.CustomInboxPrefix("_INBOX_general"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+	var key command.TokenCreated
+	if err := s.do("tokens.create", command.TokensCreateInput{Agent: "general", Team: "payments"}, &key); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nats.Connect(url, nats.Token(s.agentToken("general")), nats.Timeout(5*time.Second)); err == nil {
+		t.Error("a token of no team got in")
+	}
+	agent, err := nats.Connect(url, nats.Token(key.Value), nats.CustomInboxPrefix("_INBOX_"+key.ID), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer agent.Close()
-	if got := onBus(t, agent, "kapelle.agent.general.controller.command", busRequest("payments", "agent:payments/general", "", "list")); !got[0].OK {
+	if got := onBus(t, agent, "kapelle.agent.general.payments.controller.command", busRequest("payments", "agent:payments/general", "", "list")); !got[0].OK {
 		t.Errorf("%+v", got)
 	}
-	for _, subject := range []string{"kapelle.controller.command", "kapelle.agent.coding.controller.command"} {
+	if got := onBus(t, agent, "kapelle.agent.general.payments.controller.command", busRequest("legal", "agent:legal/general", "", "list")); got[0].OK || !strings.Contains(got[0].Error, "is for the team payments") {
+		t.Errorf("another team's: %+v", got)
+	}
+	for _, subject := range []string{"kapelle.controller.command", "kapelle.agent.general.controller.command", "kapelle.agent.general.legal.controller.command", "kapelle.agent.coding.payments.controller.command"} {
 		if err := agent.Publish(subject, []byte("{}")); err != nil {
 			t.Fatal(err)
 		}
@@ -197,6 +207,21 @@ func TestTheBusInside(t *testing.T) {
 			t.Errorf("an agent published on %s", subject)
 		}
 	}
+	if _, err := agent.SubscribeSync("_INBOX_other.>"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-refused:
+		if !strings.Contains(strings.ToLower(err.Error()), "permissions violation") {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("an agent hears what another is answered")
+	}
+	if err := s.do("tokens.revoke", command.TokenInput{ID: key.ID}, &command.Changed{}); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 10*time.Second, "the end of a revoked token's connection", func() bool { return !agent.IsConnected() })
 }
 
 // TestTheBusOutside replays them at a NATS server of its own; without trust, and without

@@ -82,7 +82,7 @@ func TestFromProposalToRun(t *testing.T) {
 	if err := s.do("mcp.accept", command.ProposalInput{Name: "notes", Team: "payments"}, &row); err != nil || row.State != "curated" || row.DecidedBy != "cli:local" {
 		t.Fatalf("%+v %v", row, err)
 	}
-	if err := s.do("mcp.accept", command.ProposalInput{Name: "notes", Team: "payments"}, &row); plane.KindOf(err) != plane.NotFound {
+	if err := s.do("mcp.accept", command.ProposalInput{Name: "notes", Team: "payments"}, &row); plane.KindOf(err) != plane.Conflict || !strings.Contains(err.Error(), "in force in payments already; cli:local") {
 		t.Errorf("a second time: %v", err)
 	}
 	run, _ = s.forTeam("Now?", "general", "payments")
@@ -201,7 +201,7 @@ func TestWhatIsNotProposed(t *testing.T) {
 	limited := 0
 	for i := range 100 {
 		err := propose(strings.Replace(notes(m), "name: notes", fmt.Sprintf("name: n%d", i), 1), "", "payments")
-		if plane.KindOf(err) == plane.Limited && strings.Contains(err.Error(), "within a minute") {
+		if plane.KindOf(err) == plane.Limited && strings.Contains(err.Error(), "servers a minute") {
 			limited++
 		}
 	}
@@ -240,7 +240,7 @@ func TestDeclaredServersOfAnAgent(t *testing.T) {
 		t.Errorf("twice: %v", err)
 	}
 	run, _ := s.ask("Without a secret?", "general")
-	if run.Run.State != "succeeded" || run.Run.Revision != 2 || len(run.Servers) != 1 || run.Servers[0].Server != "notes (notes-api)" || !strings.Contains(fmt.Sprint(run.Steps), "mcp_unavailable notes") {
+	if run.Run.State != "succeeded" || run.Run.Revision != 2 || len(run.Servers) != 0 || !strings.Contains(fmt.Sprint(run.Steps), "mcp_unavailable notes") {
 		t.Fatalf("%+v %+v", run.Run, run.Servers)
 	}
 	put := func(value string) {
@@ -256,6 +256,9 @@ func TestDeclaredServersOfAnAgent(t *testing.T) {
 	put("first-secret")
 	if out, err := call("general"); err != nil || out.IsError {
 		t.Fatalf("%+v %v", out, err)
+	}
+	if run, _ := s.ask("With a secret?", "general"); len(run.Servers) != 1 || run.Servers[0].Server != "notes (notes-api)" {
+		t.Errorf("%+v", run.Servers)
 	}
 	row := s.row("agent:general/notes")
 	if row.Origin != "declared" || row.State != "connected" || row.Scope != "agent:general" {
@@ -324,7 +327,8 @@ func TestTheConsole(t *testing.T) {
 		{"PUT", "/api/v1/mcp-servers/payments/notes", `{"name":"notes"}`, 400, "names no url"},
 		{"PUT", "/api/v1/mcp-servers/payments/notes", `{"name":"notes","url":"https://a.example.com/?key=hunter2"}`, 400, "has a query"},
 		{"POST", "/api/v1/mcp-servers/nobody", body, 403, "no such team"},
-		{"POST", "/api/v1/mcp-servers/payments/notes/accept", "", 404, "no declaration"},
+		{"POST", "/api/v1/mcp-servers/payments/notes/accept", "", 409, "in force in payments already"},
+		{"POST", "/api/v1/mcp-servers/payments/nothing/accept", "", 404, "no declaration"},
 		{"PUT", "/api/v1/secrets/linear", `{"team":"payments","value":"s3cr3t-value-9"}`, 204, ""},
 		{"PUT", "/secrets/linear?team=payments", `{"value":"s3cr3t-value-9"}`, 204, ""},
 		{"PUT", "/api/v1/secrets/linear", `{"team":"payments","value":"a\nb"}`, 400, "one line"},

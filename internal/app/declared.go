@@ -155,10 +155,11 @@ func (a *App) compile(ctx context.Context, cfg *Config, agents map[string]plane.
 		return nil, err
 	}
 	stored, err := a.store.Destinations(ctx)
-	from := "the config file and the database"
 	if err != nil {
-		from = "the config file alone: the database could not be read"
+		a.fromWhere("the config file, and what was read of the database before: it cannot be read now")
+		return nil, err // the policy in force stands
 	}
+	a.fromWhere("the config file and the database")
 	for _, d := range stored {
 		if _, pinned := out.Destinations[d.Name]; !pinned {
 			out.Destinations[d.Name] = d
@@ -193,10 +194,6 @@ func (a *App) compile(ctx context.Context, cfg *Config, agents map[string]plane.
 	out.Teams = cfg.teamSources(curated, repos)
 	a.declared.mu.Lock()
 	defer a.declared.mu.Unlock()
-	if from != a.declared.from {
-		a.declared.from = from
-		a.o.Log.Info("the destinations of agents' policy come from " + from)
-	}
 	out.Registry = append(out.Registry, a.declared.files...)
 	for _, p := range curated {
 		pinned := slices.ContainsFunc(a.declared.files, func(d plane.Declared) bool { return d.Name == p.Declaration.Name })
@@ -208,28 +205,36 @@ func (a *App) compile(ctx context.Context, cfg *Config, agents map[string]plane.
 	return out, nil
 }
 
+// fromWhere says once where the destinations of agents' policy come from.
+func (a *App) fromWhere(from string) {
+	a.declared.mu.Lock()
+	defer a.declared.mu.Unlock()
+	if from != a.declared.from {
+		a.declared.from = from
+		a.o.Log.Info("the destinations of agents' policy come from " + from)
+	}
+}
+
 // attach makes the connections that declarations ask for, and returns what became of
 // each declaration.
 func (a *App) attach(ctx context.Context, src *registry.Sources) (map[plane.AgentTeam][]plane.Attachment, []plane.Connection, error) {
 	attached, wanted := src.Attach()
 	list := make([]connect.Wanted, 0, len(wanted))
-	urls := map[string]string{}
 	for _, w := range wanted {
 		list = append(list, connect.Wanted(w))
-		urls[w.Scope.String()+"/"+w.Declaration.Name] = w.Declaration.URL
 	}
 	stored, err := a.store.Connections(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	changed, err := a.conns.Declare(ctx, stored, list)
+	digests, changed, err := a.conns.Declare(ctx, stored, list)
 	if err == nil && changed {
 		stored, err = a.store.Connections(ctx)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	resolved(attached, stored, urls)
+	resolved(attached, stored, digests)
 	a.warn(attached)
 	return attached, stored, nil
 }
@@ -252,8 +257,8 @@ func (a *App) warn(attached map[plane.AgentTeam][]plane.Attachment) {
 }
 
 // resolved writes the ids of the connections into what was attached. One that another
-// replica's config declares at another address is not ours to use.
-func resolved(attached map[plane.AgentTeam][]plane.Attachment, stored []plane.Connection, urls map[string]string) {
+// replica's config declares otherwise is not ours to use.
+func resolved(attached map[plane.AgentTeam][]plane.Attachment, stored []plane.Connection, digests map[string]string) {
 	byName := map[string]plane.Connection{}
 	for _, c := range stored {
 		if c.Origin == plane.OfDeclaration {
@@ -267,8 +272,8 @@ func resolved(attached map[plane.AgentTeam][]plane.Attachment, stored []plane.Co
 			}
 			name := l[i].Scope.String() + "/" + l[i].Name
 			c := byName[name]
-			if l[i].Connection = c.ID; c.Endpoint != urls[name] || !c.Enabled {
-				l[i].Dropped = "another replica's config declares it otherwise"
+			if l[i].Connection = c.ID; c.ID == "" || c.Digest != digests[name] || !c.Enabled {
+				l[i].Connection, l[i].Dropped = "", "another replica declares it otherwise: their configs differ"
 			}
 		}
 	}
@@ -365,8 +370,8 @@ func (a *App) space() string {
 // the mirror.
 func (a *App) openDeclared() error {
 	a.registry = registry.New(registry.Options{Store: a.store, Policy: a.policy.Load, Sources: a.declared.get, Renew: a.refreshPolicy, Look: a.consent.Look, Clock: a.o.Clock, Log: a.o.Log,
-		Placeholder: a.token, Links: a.cfg.Registry.Links, Space: a.space})
-	a.watcher = &registry.Watcher{Repos: a.repos, Client: a.repoClient, Renew: a.refreshPolicy, Store: a.store, Clock: a.o.Clock, Every: repoEvery, Owner: a.peers.name, Placeholder: a.token, Log: a.o.Log}
+		Placeholder: a.token, Links: a.cfg.Registry.Links, Space: a.space, Life: a.cfg.Limits.ProposalLife, PerMinute: a.cfg.Limits.ProposalsPerMinute, Waiting: a.cfg.Limits.ProposalsWaiting})
+	a.watcher = &registry.Watcher{Repos: a.repos, Client: a.repoClient, Renew: a.refreshPolicy, Store: a.store, Clock: a.o.Clock, Every: repoEvery, Owner: a.peers.name, Placeholder: a.token, Scan: a.registry.Scanner(), Log: a.o.Log}
 	if m := a.cfg.Registry.Mirror; m.URL != "" {
 		target, err := hostPort(m.URL)
 		if err != nil {

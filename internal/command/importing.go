@@ -18,6 +18,7 @@ import (
 type MCPImportInput struct {
 	Content string            `arg:"" name:"file" json:"content" sensitive:"" help:"The file: Claude Code's or Cursor's mcpServers, VS Code's mcp.json, a server.json, or a declaration; the command line reads it, - from standard input."`
 	Values  map[string]string `kong:"-" json:"values,omitempty" sensitive:"values"`
+	Env     []string          `json:"-" help:"Variables of the file that are taken from this machine's environment, by name; the rest is asked for." placeholder:"NAME"`
 	Scope   string            `json:"scope,omitempty" help:"Whose they are: me, channel, team:<id>, agent:<slug> or org." default:"me"`
 	Agents  []string          `json:"agents,omitempty" help:"Agents they serve; left out, every open agent." predictor:"agent"`
 	Only    []string          `json:"only,omitempty" help:"Only these of the file, by name."`
@@ -62,6 +63,16 @@ func (o *Imported) Failed() bool {
 func FileVariables(content []byte) ([]registry.Variable, error) { return registry.Variables(content) }
 
 func importServers(ctx context.Context, d Deps, who plane.Principal, in *MCPImportInput) (*Imported, error) {
+	if in.DryRun { // values stand for themselves: none is needed to say what would be done
+		vars, err := registry.Variables([]byte(in.Content))
+		if err != nil {
+			return nil, err
+		}
+		in.Values = map[string]string{}
+		for _, v := range vars {
+			in.Values[v.Name] = "value"
+		}
+	}
 	list, err := registry.Import([]byte(in.Content), in.Values)
 	if err != nil {
 		return nil, err
@@ -115,7 +126,9 @@ func importOne(ctx context.Context, d Deps, who plane.Principal, m registry.Impo
 		r.Declared = plane.DeclaredAs{Allow: m.Allow, Deny: m.Deny}
 	}
 	if in.DryRun {
-		row.State = "would_add"
+		if row.State = "would_add"; strings.Contains(m.URL, "?") {
+			row.State, row.Detail = "refused", "its address has a query, where tokens hide"
+		}
 		return
 	}
 	a, err := d.Consent.Add(ctx, who, r)
@@ -150,9 +163,14 @@ func (o *Exported) Text(w io.Writer, _ Style) { io.WriteString(w, o.Content+"\n"
 
 func exportServers(d Deps, who plane.Principal, in *MCPExportInput) (*Exported, error) {
 	var list []policy.Attached
-	for _, a := range d.Policy().Visible(who) {
-		if a.ShadowedBy.Kind == "" && a.Enabled {
-			list = append(list, a)
+	sight := d.Policy().Visible(who)
+	if in.FilterRegex && in.Agent != "" {
+		sight = d.Policy().Resolve(in.Agent, who)
+	}
+	taken := map[string]bool{}
+	for _, a := range sight {
+		if a.ShadowedBy.Kind == "" && a.Enabled && !taken[a.Slug] {
+			list, taken[a.Slug] = append(list, a), true
 		}
 	}
 	if in.FilterRegex {

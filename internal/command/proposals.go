@@ -24,6 +24,7 @@ type ProposeInput struct {
 // ProposalInput names a team's declaration.
 type ProposalInput struct {
 	Name string `arg:"" json:"name" help:"Name of the server." predictor:"proposal"`
+	ID   string `json:"id,omitempty" help:"The proposal that was looked at, prp_…; another one is left alone."`
 	Team string `json:"team,omitempty" help:"The team; left out, the one you are in."`
 }
 
@@ -87,7 +88,7 @@ type ProposalsList struct {
 func (o *ProposalsList) Text(w io.Writer, s Style) {
 	var rows [][]string
 	for _, p := range o.Proposals {
-		rows = append(rows, []string{p.Name, s.state(p.State), or(p.Declaration.URL, p.Declaration.Command), bridge.Visible(p.Source), relative(s, p.CreatedAt), p.DecidedBy, bridge.Visible(oneLine(p.Why, 60))})
+		rows = append(rows, []string{p.Name, s.state(p.State), bridge.Visible(or(p.Declaration.URL, p.Declaration.Command)), bridge.Visible(p.Source), relative(s, p.CreatedAt), p.DecidedBy, bridge.Visible(oneLine(p.Why, 60))})
 	}
 	table(w, s, []string{"NAME", "STATE", "SERVER", "FROM", "AT", "DECIDED BY", "WHY"}, rows)
 }
@@ -97,6 +98,7 @@ type ProposalShow struct {
 	ProposalRow
 	Differs []string     `json:"differs,omitempty"` // from the registry's entry of that name
 	Listed  bool         `json:"in_registry"`
+	Changes []string     `json:"changes,omitempty"` // of what is in force
 	Found   *plane.Found `json:"found,omitempty"`
 }
 
@@ -117,6 +119,9 @@ func (o *ProposalShow) Text(w io.Writer, s Style) {
 	case len(o.Differs) == 0:
 		fmt.Fprintln(w, "registry\thas the same")
 	}
+	for _, d := range o.Changes {
+		fmt.Fprintf(w, "changes\t%s\n", bridge.Visible(d))
+	}
 	for _, d := range o.Differs {
 		fmt.Fprintf(w, "differs\t%s\n", bridge.Visible(d))
 	}
@@ -130,7 +135,7 @@ func (o *ProposalShow) Text(w io.Writer, s Style) {
 		}
 	}
 	if o.State == string(plane.Proposed) {
-		fmt.Fprintf(w, "\nIt runs out %s. patchbay mcp accept %s --team %s, or patchbay mcp forget %s --team %s\n", o.ExpiresAt.UTC().Format("2 Jan 2006"), o.Name, o.Team, o.Name, o.Team)
+		fmt.Fprintf(w, "\nIt runs out %s. patchbay mcp accept %s --team %s --id %s, or patchbay mcp forget %s --team %s\n", o.ExpiresAt.UTC().Format("2 Jan 2006"), o.Name, o.Team, o.ID, o.Name, o.Team)
 	}
 }
 
@@ -154,14 +159,14 @@ func team(d Deps, who plane.Principal, said string) (string, error) {
 }
 
 func proposalCommands(d Deps) []*Command {
-	decide := func(name, summary string, do func(context.Context, plane.Principal, string, string) (plane.Proposal, error)) *Command {
+	decide := func(name, summary string, do func(context.Context, plane.Principal, string, *ProposalInput) (plane.Proposal, error)) *Command {
 		return define(About{Name: name, Summary: summary, Right: plane.MCPWrite, Example: strings.ReplaceAll(name, ".", " ") + " linear --team payments"},
 			func(ctx context.Context, who plane.Principal, in *ProposalInput) (*ProposalRow, error) {
 				t, err := team(d, who, in.Team)
 				if err != nil {
 					return nil, err
 				}
-				p, err := do(ctx, who, t, in.Name)
+				p, err := do(ctx, who, t, in)
 				if err != nil {
 					return nil, err
 				}
@@ -186,11 +191,11 @@ func proposalCommands(d Deps) []*Command {
 				r := proposalRow(p)
 				return &r, nil
 			}),
-		decide("mcp.accept", "Accepts a proposed server for a team.", func(ctx context.Context, who plane.Principal, t, n string) (plane.Proposal, error) {
-			return d.Registry.Accept(ctx, who, t, n)
+		decide("mcp.accept", "Accepts a proposed server for a team.", func(ctx context.Context, who plane.Principal, t string, in *ProposalInput) (plane.Proposal, error) {
+			return d.Registry.Accept(ctx, who, t, in.Name, in.ID)
 		}),
-		decide("mcp.forget", "Turns a proposed server down, or ends a team's.", func(ctx context.Context, who plane.Principal, t, n string) (plane.Proposal, error) {
-			return d.Registry.Forget(ctx, who, t, n)
+		decide("mcp.forget", "Turns a proposed server down, or ends a team's.", func(ctx context.Context, who plane.Principal, t string, in *ProposalInput) (plane.Proposal, error) {
+			return d.Registry.Forget(ctx, who, t, in.Name)
 		}),
 		define(About{Name: "proposals.list", Summary: "Lists the servers that a team has, and those proposed to it.", ReadOnly: true, Right: plane.MCPRead, Example: "proposals list --team payments", Alias: "ls", Untrusted: true},
 			func(ctx context.Context, who plane.Principal, in *ProposalsListInput) (*ProposalsList, error) {
@@ -219,7 +224,7 @@ func proposalCommands(d Deps) []*Command {
 				if err != nil {
 					return nil, err
 				}
-				return &ProposalShow{ProposalRow: proposalRow(r.Proposal), Differs: r.Differs, Listed: r.Against != nil, Found: r.Found}, nil
+				return &ProposalShow{ProposalRow: proposalRow(r.Proposal), Differs: r.Differs, Listed: r.Against != nil, Changes: r.Changes, Found: r.Found}, nil
 			}),
 	}
 }
@@ -269,11 +274,11 @@ func (t *TeamServers) Put(ctx context.Context, who plane.Principal, team, name s
 }
 
 // Accept accepts a proposal.
-func (t *TeamServers) Accept(ctx context.Context, who plane.Principal, team, name string) (ProposalRow, error) {
+func (t *TeamServers) Accept(ctx context.Context, who plane.Principal, team, name, id string) (ProposalRow, error) {
 	if err := t.may(who, plane.MCPWrite); err != nil {
 		return ProposalRow{}, err
 	}
-	p, err := t.d.Registry.Accept(ctx, who, team, name)
+	p, err := t.d.Registry.Accept(ctx, who, team, name, id)
 	return proposalRow(p), err
 }
 

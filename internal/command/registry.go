@@ -34,7 +34,7 @@ type Proposals interface {
 	Propose(ctx context.Context, who plane.Principal, team, body, why string) (plane.Proposal, error)
 	List(ctx context.Context, who plane.Principal, team string, states ...plane.ProposalState) ([]plane.Proposal, error)
 	Review(ctx context.Context, who plane.Principal, team, name string, look bool) (registry.Review, error)
-	Accept(ctx context.Context, who plane.Principal, team, name string) (plane.Proposal, error)
+	Accept(ctx context.Context, who plane.Principal, team, name, id string) (plane.Proposal, error)
 	Forget(ctx context.Context, who plane.Principal, team, name string) (plane.Proposal, error)
 }
 
@@ -85,7 +85,7 @@ func (o *RegistryList) Text(w io.Writer, s Style) {
 	}
 	var rows [][]string
 	for _, r := range o.Servers {
-		rows = append(rows, []string{r.Name, string(r.Transport), or(r.URL, strings.Join(append([]string{r.Command}, r.Args...), " ")), string(r.Auth), strings.Join(r.Agents, " "), bridge.Visible(oneLine(r.Description, 60))})
+		rows = append(rows, []string{bridge.Visible(r.Name), string(r.Transport), bridge.Visible(or(r.URL, strings.Join(append([]string{r.Command}, r.Args...), " "))), string(r.Auth), strings.Join(r.Agents, " "), bridge.Visible(oneLine(r.Description, 60))})
 	}
 	table(w, s, []string{"NAME", "TRANSPORT", "SERVER", "AUTH", "ATTACHED TO", "DESCRIPTION"}, rows)
 }

@@ -46,6 +46,7 @@ type Secrets interface {
 	PutTeamSecret(t plane.Tx, v *plane.TeamSecret) error
 	DropTeamSecret(t plane.Tx, team, ref string) error
 	DropCredential(t plane.Tx, id plane.ConnectionID) error
+	RemoveConnection(t plane.Tx, id plane.ConnectionID) error
 }
 
 // Owed are tokens whose revocation is owed.

@@ -73,27 +73,28 @@ func secretName(team, ref string) string {
 }
 
 // Declare brings the stored records in line with what declarations ask for, as Pin does
-// for config, and reports whether anything changed. A connection whose address or kind of
-// sign-in changed loses its credential: it was given for another. One with a secret is
+// for config, and reports whether anything changed, and what each record should be, by its digest. A
+// connection whose address or kind of sign-in changed is another one, with an id of its
+// own: nothing that was given or said for the old one holds. One with a secret is
 // signed in with that; a person signs the rest in. What this process brought about once
 // and another changed since is left alone: their configs differ, and two that write in
 // turns would never end.
-func (c *Connections) Declare(ctx context.Context, stored []plane.Connection, wanted []Wanted) (changed bool, err error) {
+func (c *Connections) Declare(ctx context.Context, stored []plane.Connection, wanted []Wanted) (digests map[string]string, changed bool, err error) {
 	for try := 0; ; try++ {
-		changed, err := c.declare(ctx, stored, wanted)
+		digests, changed, err := c.declare(ctx, stored, wanted)
 		if plane.KindOf(err) != plane.Conflict || try == pinTries {
-			return changed, err
+			return digests, changed, err
 		}
 		if stored, err = c.o.Store.Connections(ctx); err != nil { // another replica was first
-			return true, err
+			return digests, true, err
 		}
 	}
 }
 
-func (c *Connections) declare(ctx context.Context, stored []plane.Connection, wanted []Wanted) (bool, error) {
+func (c *Connections) declare(ctx context.Context, stored []plane.Connection, wanted []Wanted) (map[string]string, bool, error) {
 	secrets, err := c.secrets(ctx, wanted)
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	old := map[string]plane.Connection{}
 	for _, s := range stored {
@@ -138,7 +139,7 @@ func (c *Connections) declare(ctx context.Context, stored []plane.Connection, wa
 		c.brought = now
 		c.mu.Unlock()
 	}
-	return len(changes) > 0, err
+	return now, len(changes) > 0, err
 }
 
 // change is one record that is to be written.
@@ -146,6 +147,8 @@ type change struct {
 	conn   plane.Connection
 	secret *plane.TeamSecret // to sign it in with
 	drop   bool              // its credential
+
+	replaces plane.ConnectionID // one at another address
 }
 
 func (c *Connections) secrets(ctx context.Context, wanted []Wanted) (map[string]plane.TeamSecret, error) {
@@ -171,8 +174,13 @@ func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets
 	n.Origin, n.CreatedBy, n.Enabled = plane.OfDeclaration, "declaration", true
 	ch := change{}
 	ask := plane.DeclaredAs{Name: d.Name, Layer: d.Layer, Auth: d.Auth, Allow: d.Allow, Deny: d.Deny}
-	moved := known && (have.Endpoint != n.Endpoint || have.Declared.Auth != d.Auth)
-	if !known || moved {
+	if known && (have.Endpoint != n.Endpoint || have.Declared.Auth != d.Auth) {
+		// Another server: links, reviews, rules and the credential were for the old one.
+		ch.replaces, known = have.ID, false
+		n.ID, n.Version, n.State, n.Reason, n.OAuth, n.Prefs = "", 0, "", "", plane.OAuthOptions{}, plane.Preferences{}
+		have = plane.Connection{}
+	}
+	if !known {
 		n.Auth = d.Auth
 	}
 	team := ""
@@ -184,14 +192,13 @@ func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets
 	switch {
 	case n.Auth == plane.AuthNone:
 		n.State, n.Reason = plane.StateConnected, ""
-		ch.drop = moved && have.Auth != plane.AuthNone
 	case kind == "secret" && there && n.Auth.Pasted():
 		ask.Secret, ask.Rev = w.Secret, v.Rev
-		if moved || !known || have.Declared.Secret != ask.Secret || have.Declared.Rev != ask.Rev || !have.Enabled {
+		if !known || have.Declared.Secret != ask.Secret || have.Declared.Rev != ask.Rev || !have.Enabled {
 			ch.secret = &v
 			n.State, n.Reason = plane.StateConnected, ""
 		}
-	case !known || moved || have.Declared.Secret != "":
+	case !known || have.Declared.Secret != "":
 		n.State, n.Reason = plane.StateAwaiting, ""
 		ch.drop = known
 	}
@@ -224,6 +231,11 @@ func digestDeclared(n *plane.Connection) string {
 }
 
 func (c *Connections) apply(t plane.Tx, ch *change) error {
+	if ch.replaces != "" {
+		if err := c.o.Store.RemoveConnection(t, ch.replaces); err != nil {
+			return err
+		}
+	}
 	if ch.conn.ID == "" {
 		ch.conn.ID = plane.NewConnectionID(t.Now())
 	}

@@ -45,6 +45,7 @@ type Tickets interface {
 	AddTicket(t plane.Tx, k *plane.Ticket) error
 	MoveTicket(t plane.Tx, was, k *plane.Ticket) (bool, error)
 	SweepTickets(t plane.Tx, before time.Time) error
+	CancelTickets(t plane.Tx, id plane.ConnectionID) error
 }
 
 // Clients are who we are at authorization servers.

@@ -56,6 +56,11 @@ func (s *Service) Edit(ctx context.Context, who plane.Principal, id plane.Connec
 		if err := s.o.Store.SaveConnection(t, &next); err != nil {
 			return err
 		}
+		if next.Endpoint != old.Endpoint { // who holds a link was shown the old address
+			if err := s.o.Store.CancelTickets(t, id); err != nil {
+				return err
+			}
+		}
 		if !ch.Token.Empty() {
 			if err := s.o.Connections.Put(t, next, connect.Pasted(ch.Token)); err != nil {
 				return err

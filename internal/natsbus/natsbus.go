@@ -1,6 +1,7 @@
 // Package natsbus answers the one command of the bus, mcp: plain request and reply on
-// <prefix>.controller.command and, for one agent each, on
-// <prefix>.agent.<slug>.controller.command. It promises that a claim of who asks is
+// <prefix>.controller.command, for one agent each on
+// <prefix>.agent.<slug>.controller.command, and for one agent of one team on
+// <prefix>.agent.<slug>.<team>.controller.command. It promises that a claim of who asks is
 // believed only as far as the subject, or config, vouches for it, that every request is
 // answered once by one of the replicas, and that what goes wrong is said in words for a
 // chat.
@@ -25,7 +26,7 @@ type Servers interface {
 	Propose(ctx context.Context, who plane.Principal, team, body, why string) (plane.Proposal, error)
 	List(ctx context.Context, who plane.Principal, team string, states ...plane.ProposalState) ([]plane.Proposal, error)
 	Show(ctx context.Context, who plane.Principal, team, name string) (plane.Proposal, error)
-	Accept(ctx context.Context, who plane.Principal, team, name string) (plane.Proposal, error)
+	Accept(ctx context.Context, who plane.Principal, team, name, id string) (plane.Proposal, error)
 	Forget(ctx context.Context, who plane.Principal, team, name string) (plane.Proposal, error)
 }
 
@@ -42,13 +43,15 @@ type Options struct {
 
 // Bus answers requests. Close it.
 type Bus struct {
-	o    Options
-	conn *nats.Conn
-	subs []*nats.Subscription
-	in   chan *nats.Msg
-	work sync.WaitGroup
-	life context.Context
-	end  context.CancelFunc
+	o      Options
+	conn   *nats.Conn
+	subs   []*nats.Subscription
+	in     chan *nats.Msg
+	work   sync.WaitGroup
+	mu     sync.Mutex
+	closed bool
+	life   context.Context
+	end    context.CancelFunc
 }
 
 // Bounds of the bus.
@@ -58,13 +61,14 @@ const (
 	waiting    = 256
 	maxRequest = 256 << 10
 	askTime    = 30 * time.Second
+	closeTime  = 5 * time.Second // for what is under way when the bus is closed
 )
 
 // Serve subscribes over a connection, which the bus takes over.
 func Serve(conn *nats.Conn, o Options) (*Bus, error) {
 	b := &Bus{o: o, conn: conn, in: make(chan *nats.Msg, waiting)}
 	b.life, b.end = context.WithCancel(context.Background())
-	for _, subject := range []string{o.Prefix + ".controller.command", o.Prefix + ".agent.*.controller.command"} {
+	for _, subject := range []string{o.Prefix + ".controller.command", o.Prefix + ".agent.*.controller.command", o.Prefix + ".agent.*.*.controller.command"} {
 		sub, err := conn.QueueSubscribe(subject, queueGroup, b.take)
 		if err != nil {
 			b.Close()
@@ -80,8 +84,13 @@ func Serve(conn *nats.Conn, o Options) (*Bus, error) {
 
 // take hands a request on; when too many wait it is refused at once.
 func (b *Bus) take(m *nats.Msg) {
-	if m.Reply == "" {
-		return // nobody asks
+	if !strings.HasPrefix(m.Reply, "_INBOX") {
+		return // nobody asks, or the answer should go where an inbox is not
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return // another replica's
 	}
 	select {
 	case b.in <- m:
@@ -91,15 +100,10 @@ func (b *Bus) take(m *nats.Msg) {
 }
 
 func (b *Bus) serve() {
-	for {
-		select {
-		case <-b.life.Done():
-			return
-		case m := <-b.in:
-			ctx, cancel := context.WithTimeout(b.life, askTime)
-			b.answer(m, b.handle(ctx, m.Subject, m.Data))
-			cancel()
-		}
+	for m := range b.in {
+		ctx, cancel := context.WithTimeout(b.life, askTime)
+		b.answer(m, b.handle(ctx, m.Subject, m.Data))
+		cancel()
 	}
 }
 
@@ -118,8 +122,15 @@ func (b *Bus) Close() {
 	for _, s := range b.subs {
 		s.Unsubscribe() // an error means that the connection is gone, and so is the subscription
 	}
-	b.end()
+	b.mu.Lock()
+	b.closed = true
+	close(b.in)
+	b.mu.Unlock()
+	late := time.AfterFunc(closeTime, b.end)
 	b.work.Wait()
+	late.Stop()
+	b.end()
+	b.conn.FlushTimeout(time.Second) // what was answered gets out, where the connection is there
 	b.conn.Close()
 }
 
@@ -136,7 +147,7 @@ type request struct {
 type response struct {
 	OK      bool       `json:"ok"`
 	Text    string     `json:"text,omitempty"`
-	Entries []string   `json:"entries,omitempty"`
+	Entries *[]string  `json:"entries,omitempty"` // of a list, empty too
 	Error   string     `json:"error,omitempty"`
 	Code    plane.Kind `json:"code,omitempty"`
 }
@@ -197,7 +208,7 @@ func (b *Bus) caller(subject string, r *request) (plane.Principal, error) {
 	case r.Source == "" && r.User == "":
 		return none, plane.Errorf(plane.Unauthenticated, "The request says neither source nor user, so nobody asks.")
 	}
-	slug := agentOf(subject, b.o.Prefix)
+	slug, held := agentOf(subject, b.o.Prefix)
 	if slug == "" && !b.o.Trusted {
 		return none, plane.Errorf(plane.Unauthenticated, "Who asks on this subject is not believed.").
 			Then("Publish on " + b.o.Prefix + ".agent.<slug>.controller.command, or set nats.trusted_publishers.")
@@ -218,6 +229,8 @@ func (b *Bus) caller(subject string, r *request) (plane.Principal, error) {
 		return none, plane.Errorf(plane.InvalidInput, "source is agent:<team>/<agent>.")
 	case slug != "" && agent != slug:
 		return none, plane.Errorf(plane.Forbidden, "This subject is the agent %s's, and the request says it is %s's.", slug, short(agent))
+	case held != "" && team != held:
+		return none, plane.Errorf(plane.Forbidden, "This subject is for the team %s, and the request is for %s.", held, short(team))
 	case team != r.Team:
 		return none, plane.Errorf(plane.Forbidden, "The agent works for %s, and the request is about %s.", short(team), short(r.Team))
 	case !b.o.Agent(agent):
@@ -226,13 +239,15 @@ func (b *Bus) caller(subject string, r *request) (plane.Principal, error) {
 	return plane.Principal{Kind: plane.KindAgent, ID: r.Source, Agent: agent, Team: team}, nil
 }
 
-// agentOf is the agent whose subject it is, "" for the bare one.
-func agentOf(subject, prefix string) string {
+// agentOf is the agent whose subject it is, and the team where it is one team's; "" for
+// the bare one.
+func agentOf(subject, prefix string) (agent, team string) {
 	rest, ok := strings.CutPrefix(subject, prefix+".agent.")
 	if !ok {
-		return ""
+		return "", ""
 	}
-	return strings.TrimSuffix(rest, ".controller.command")
+	agent, team, _ = strings.Cut(strings.TrimSuffix(rest, ".controller.command"), ".")
+	return agent, team
 }
 
 func (b *Bus) operate(ctx context.Context, who plane.Principal, team, op string, args []string) (response, error) {
@@ -241,7 +256,7 @@ func (b *Bus) operate(ctx context.Context, who plane.Principal, team, op string,
 	switch {
 	case !ok:
 		return response{}, plane.Errorf(plane.InvalidInput, "mcp cannot %s; it can %s.", short(op), strings.Join(operations, ", "))
-	case len(args) < n || len(args) > n && op != "propose" || len(args) > n+1:
+	case len(args) < n || len(args) > n && op != "propose" && op != "accept" || len(args) > n+1:
 		return response{}, plane.Errorf(plane.InvalidInput, "mcp %s takes %s.", op, []string{"nothing more", "a name", "a name and a declaration"}[n])
 	case who.Kind == plane.KindAgent && (op == "accept" || op == "forget"):
 		return response{}, plane.Errorf(plane.Forbidden, "An agent can propose a server; a person accepts it.")
@@ -257,16 +272,20 @@ func (b *Bus) operate(ctx context.Context, who plane.Principal, team, op string,
 			states = []plane.ProposalState{plane.Curated}
 		}
 		list, err := b.o.Servers.List(ctx, who, team, states...)
-		out := response{Text: fmt.Sprintf("%d mcp server(s)", len(list))}
+		out := response{Text: fmt.Sprintf("%d mcp server(s)", len(list)), Entries: &[]string{}}
 		for i := range list {
-			out.Entries = append(out.Entries, render(&list[i]))
+			*out.Entries = append(*out.Entries, render(&list[i]))
 		}
 		return out, err
 	case "show":
 		p, err := b.o.Servers.Show(ctx, who, team, args[0])
 		return response{Text: render(&p)}, err
 	case "accept":
-		p, err := b.o.Servers.Accept(ctx, who, team, args[0])
+		id := "" // of the proposal that was looked at
+		if len(args) == 2 {
+			id = args[1]
+		}
+		p, err := b.o.Servers.Accept(ctx, who, team, args[0], id)
 		return response{Text: fmt.Sprintf("%s is accepted for %s.", p.Declaration.Name, team)}, err
 	}
 	p, err := b.o.Servers.Forget(ctx, who, team, args[0])

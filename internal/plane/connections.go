@@ -155,6 +155,9 @@ type Connection struct {
 // Out is the rule that leaves a tool out, or "".
 func (c *Connection) Out(name string) string {
 	if why := c.Fixed.Out(name); why != "" {
+		if c.Origin != Pinned {
+			return why + " (by its declaration)"
+		}
 		return why + " (pinned in config)"
 	}
 	return c.Prefs.Out(name)

@@ -183,6 +183,7 @@ type RepoSnapshot struct {
 	Declared []Declared
 	Wanted   []string // names of registry entries that skills want
 	Problems []string // files that could not be used, and why
+	Mark     string   // the placeholder that env was held to
 	At       time.Time
 	Detail   string // why the last look failed; empty when it did not
 }

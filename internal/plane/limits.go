@@ -48,6 +48,10 @@ type Limits struct {
 
 	TicketLife          time.Duration `yaml:"ticket_life"` // of a connect link, and of a started sign-in
 	ConnectionsPerScope int           `yaml:"connections_per_scope"`
+
+	ProposalsPerMinute int           `yaml:"proposals_per_minute"` // of one source
+	ProposalsWaiting   int           `yaml:"proposals_waiting"`    // in one team
+	ProposalLife       time.Duration `yaml:"proposal_life"`        // of one that nobody accepts
 }
 
 // DefaultLimits is the table of design §6.
@@ -65,6 +69,7 @@ func DefaultLimits() Limits {
 		SessionsPerConnection: 256, SessionIdle: 5 * time.Minute,
 		ToolsOffered: 40, FingerprintMaxAge: time.Minute, IngressSessions: 1000, IngressIdle: 30 * time.Minute, AgentCalls: 256, ConnectionCalls: 128, RunLease: 30 * time.Second,
 		TicketLife: 10 * time.Minute, ConnectionsPerScope: 200,
+		ProposalsPerMinute: 10, ProposalsWaiting: 100, ProposalLife: 30 * 24 * time.Hour,
 	}
 }
 
@@ -102,6 +107,7 @@ func (l Limits) Validate() error {
 		{"agent_calls", int64(l.AgentCalls)}, {"connection_calls", int64(l.ConnectionCalls)},
 		{"run_lease", int64(l.RunLease)}, {"drain", int64(l.Drain)}, {"ticket_life", int64(l.TicketLife)},
 		{"connections_per_scope", int64(l.ConnectionsPerScope)},
+		{"proposals_per_minute", int64(l.ProposalsPerMinute)}, {"proposals_waiting", int64(l.ProposalsWaiting)}, {"proposal_life", int64(l.ProposalLife)},
 	} {
 		if n.v <= 0 {
 			return Errorf(InvalidInput, "limits.%s must be greater than zero.", n.name).At("limits." + n.name)

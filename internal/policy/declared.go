@@ -28,7 +28,7 @@ func (s *Snapshot) declared(c *plane.Connection, agent string, p plane.Principal
 		case a.Name != c.Slug:
 		case a.Dropped != "":
 			return a.Dropped
-		case a.Scope == c.Scope:
+		case a.Connection == c.ID:
 			return ""
 		default:
 			return "another declaration of the name goes before it: " + string(a.Layer)

@@ -1,6 +1,8 @@
 package registry
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -22,6 +24,9 @@ type Wanted struct {
 	Declaration plane.Declared
 	Secret      string // secret:<ref> that signs it in, "" for a person
 }
+
+// maxInScope bounds the declared servers of one agent, and of one team.
+const maxInScope = 200
 
 // reach is what an agent may reach by name for a team: what is built in, and the
 // agent's own list or the team's in its place.
@@ -82,20 +87,35 @@ func (t *TeamSources) special() bool {
 func (s *Sources) Attach() (map[plane.AgentTeam][]plane.Attachment, []Wanted) {
 	out := map[plane.AgentTeam][]plane.Attachment{}
 	wanted := map[string]Wanted{}
-	for slug, a := range s.Agents {
+	inScope := map[string]int{}
+	var offered []string
+	for _, d := range s.Registry {
+		offered = append(offered, d.Name)
+	}
+	for _, slug := range slices.Sorted(maps.Keys(s.Agents)) {
+		a := s.Agents[slug]
 		if !a.MCP {
 			continue
 		}
 		pair := func(team string, t *TeamSources) {
 			at := plane.AgentTeam{Agent: slug, Team: team}
 			reach := s.reach(&a, t)
-			list := Merge(s.Registry, a.Servers, t)
+			list := Merge(s.Registry, a.Servers, t, a.Trust != plane.Open)
 			out[at] = make([]plane.Attachment, 0, len(list))
 			for i := range list {
 				m := &list[i]
 				att := plane.Attachment{Name: m.Name, Destination: m.Destination, Layer: m.Layer, From: m.From, AcceptedBy: m.AcceptedBy, Overrides: m.Overrides}
-				if att.Dropped = Drop(m, &a, team, t != nil && t.HasRepo, s.Sandbox, reach); att.Dropped == "" {
-					sc := m.scope(slug, team)
+				att.Dropped = Drop(m, &a, team, t != nil && t.HasRepo, s.Sandbox, reach)
+				if like := looksLike(m.Name, offered); att.Dropped == "" && m.Layer != plane.LayerRegistry && like != "" {
+					att.Dropped = "its name looks like the registry's " + like
+				}
+				sc := m.scope(slug, team)
+				if _, have := wanted[sc.String()+"/"+m.Name]; att.Dropped == "" && !have {
+					if inScope[sc.String()]++; inScope[sc.String()] > maxInScope {
+						att.Dropped = fmt.Sprintf("%s has %d declared servers, which is the most", sc, maxInScope)
+					}
+				}
+				if att.Dropped == "" {
 					w := Wanted{Scope: sc, Declaration: m.Declared, Secret: reach[m.Destination].Secret}
 					att.Scope = sc
 					if id, ok := strings.CutPrefix(w.Secret, "connection:"); ok {
@@ -109,8 +129,8 @@ func (s *Sources) Attach() (map[plane.AgentTeam][]plane.Attachment, []Wanted) {
 			}
 		}
 		pair("", nil)
-		for name, t := range s.Teams {
-			if t.special() {
+		for _, name := range slices.Sorted(maps.Keys(s.Teams)) {
+			if t := s.Teams[name]; t.special() {
 				pair(name, t)
 			}
 		}

@@ -268,12 +268,12 @@ func (s *Service) Destinations() []plane.Destination {
 	return out
 }
 
-// differences tells what a proposal changes of the registry's entry.
-func differences(was, now *plane.Declaration) []string {
+// differences tells what a proposal changes of another declaration.
+func differences(was, now *plane.Declaration, where string) []string {
 	var out []string
 	add := func(what, a, b string) {
 		if a != b {
-			out = append(out, fmt.Sprintf("%s: %s, in the registry %s", what, or(b, "none"), or(a, "none")))
+			out = append(out, fmt.Sprintf("%s: %s, %s %s", what, or(b, "none"), where, or(a, "none")))
 		}
 	}
 	add("transport", string(was.Transport), string(now.Transport))

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -114,7 +115,7 @@ func withoutComments(b []byte) []byte {
 			}
 			out = append(out, '\n')
 		case b[i] == '/' && i+1 < len(b) && b[i+1] == '*':
-			end := strings.Index(string(b[i+2:]), "*/")
+			end := bytes.Index(b[i+2:], []byte("*/"))
 			if end < 0 {
 				return out
 			}
@@ -139,7 +140,7 @@ func withoutComments(b []byte) []byte {
 func Variables(content []byte) ([]Variable, error) {
 	f, err := readImport(content)
 	if err != nil {
-		if _, perr := Parse("file", content, ""); perr == nil {
+		if declarations(content) != nil {
 			return nil, nil // a declaration has none
 		}
 		return nil, err
@@ -188,15 +189,10 @@ func Variables(content []byte) ([]Variable, error) {
 func Import(content []byte, values map[string]string) ([]Imported, error) {
 	f, err := readImport(content)
 	if err != nil {
-		d, perr := Parse("file", content, "")
-		if perr != nil {
-			return nil, err
+		if list := declarations(content); list != nil {
+			return list, nil
 		}
-		one := Imported{Name: d.Name, As: d.Name, URL: d.URL, Auth: d.Auth, Note: d.Description, Allow: d.Allow, Deny: d.Deny}
-		if d.Transport == plane.Stdio {
-			one.Problem = noStdio
-		}
-		return []Imported{one}, nil
+		return nil, err
 	}
 	var out []Imported
 	for _, as := range slices.Sorted(maps.Keys(f.MCPServers)) {
@@ -219,7 +215,35 @@ func Import(content []byte, values map[string]string) ([]Imported, error) {
 	return out, nil
 }
 
+// declarations reads our own form, as it is exported: one document or several; nil where
+// it is none.
+func declarations(content []byte) []Imported {
+	docs := bytes.Split(content, []byte("\n---\n"))
+	if len(docs) > maxServers {
+		return nil
+	}
+	var out []Imported
+	for _, doc := range docs {
+		d, err := Parse("file", doc, "")
+		if err != nil {
+			return nil
+		}
+		one := Imported{Name: d.Name, As: d.Name, URL: d.URL, Auth: d.Auth, Note: d.Description, Allow: d.Allow, Deny: d.Deny}
+		if d.Transport == plane.Stdio {
+			one.Problem = noStdio
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
 const noStdio = "it is a stdio server, and there is no sandbox to run it in"
+
+// Bounds of what variables are filled into, and of how many.
+const (
+	maxFilled    = 16 << 10
+	maxVariables = 16
+)
 
 func importServer(as string, s fileServer, values map[string]string) Imported {
 	out := Imported{Name: plane.SlugOf(as), As: as, URL: or(s.URL, s.HTTPURL)}
@@ -260,10 +284,16 @@ func importServer(as string, s fileServer, values map[string]string) Imported {
 // fill puts values in place of variables and names the first that has none. Escape makes
 // a value safe where it stands.
 func fill(text string, values map[string]string, escape func(string) string) (out, missing string) {
+	if n := strings.Count(text, "${"); len(text) > maxFilled || n > maxVariables {
+		return "", "a shorter text"
+	}
 	out = variableRE.ReplaceAllStringFunc(text, func(m string) string {
 		part := variableRE.FindStringSubmatch(m)
 		name := strings.TrimPrefix(part[1], "env:")
 		v, ok := values[name]
+		if len(v) > maxFilled/2 {
+			v, ok = "", false
+		}
 		if !ok || v == "" {
 			if v = part[2]; v == "" && !strings.Contains(m, ":-") {
 				if missing == "" {
@@ -297,8 +327,19 @@ func importJSON(s *Server, values map[string]string) Imported {
 	}
 	r := s.Remotes[i]
 	missing := ""
+	long := len(r.URL) > maxAddress || strings.Count(r.URL, "{") > maxVariables || len(r.Headers) > maxVariables
+	for _, h := range r.Headers {
+		long = long || len(h.Value) > maxAddress || strings.Count(h.Value, "{") > maxVariables
+	}
+	if long {
+		out.Problem = "its address or a header is too long"
+		return out
+	}
 	value := func(name string, in Input) string {
 		v := or(values[name], or(in.Value, in.Default))
+		if len(v) > maxFilled/2 {
+			v = ""
+		}
 		if v == "" && missing == "" {
 			missing = name
 		}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"slices"
@@ -29,11 +30,11 @@ type Merged struct {
 	Missing   bool // it is named and nobody declares it
 }
 
-// Merge is the merge of design D3 for one agent and one team: registry < agent's list <
+// Merge is the merge of design D3 for one agent, guarded or open, and one team: registry < agent's list <
 // repository < skill < team, by name, the later in place of the earlier. A registry
 // entry counts only where something names it, or it says default: true. The result is
 // in order of names.
-func Merge(registry []plane.Declared, servers []string, team *TeamSources) []Merged {
+func Merge(registry []plane.Declared, servers []string, team *TeamSources, guarded bool) []Merged {
 	byName := map[string]plane.Declared{}
 	for _, d := range registry {
 		byName[d.Name] = d
@@ -63,6 +64,9 @@ func Merge(registry []plane.Declared, servers []string, team *TeamSources) []Mer
 	if team != nil {
 		declare := func(list []plane.Declared, by plane.Layer) {
 			for _, d := range list {
+				if guarded && out[d.Name] != nil && !(by == plane.LayerTeam && d.Admin) {
+					continue // what a guarded agent could not take takes nothing away from it
+				}
 				m := &Merged{Declared: d, NamedBy: by}
 				if was := out[d.Name]; was != nil {
 					m.Overrides = was.Overrides
@@ -143,11 +147,31 @@ func Drop(m *Merged, agent *plane.Agent, team string, hasRepo, sandbox bool, rea
 		return fmt.Sprintf("the destination %s needs a team's repository, and there is none", m.Destination)
 	case m.Transport == plane.HTTP && !Admits(&d, m.URL):
 		return fmt.Sprintf("its address is none of the destination %s", m.Destination)
+	case m.Transport == plane.HTTP && d.Secret != "" && !agrees(m.Auth, d.Inject):
+		return fmt.Sprintf("its auth is not how the secret of the destination %s goes in", m.Destination)
 	}
 	return ""
 }
 
-// Admits reports whether an address is at one of a destination's hosts.
+// agrees reports that a declaration signs in as its destination says that the secret goes
+// in: elsewhere it would be shown to who was not meant to see it.
+func agrees(a plane.Auth, in plane.Injection) bool {
+	user, basic := a.BasicUser()
+	switch {
+	case a == plane.AuthNone || a == plane.AuthOAuth:
+		return true // the secret is not used
+	case in.Kind == "bearer":
+		return a == plane.AuthBearer
+	case in.Kind == "header":
+		return a.Pasted() && a != plane.AuthBearer && !basic && strings.EqualFold(a.Header(), in.Name) && in.Prefix == ""
+	case in.Kind == "basic":
+		return basic && (in.User == "" || in.User == user)
+	}
+	return false
+}
+
+// Admits reports whether an MCP server's address is at one of a destination's hosts, by its
+// methods and paths.
 func Admits(d *plane.Destination, raw string) bool {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
@@ -158,6 +182,12 @@ func Admits(d *plane.Destination, raw string) bool {
 		port = map[string]string{"https": "443", "http": "80"}[u.Scheme]
 	}
 	if port != strconv.Itoa(d.Port) {
+		return false
+	}
+	if len(d.Methods) > 0 && !slices.Contains(d.Methods, "POST") { // an MCP server is spoken to by POST
+		return false
+	}
+	if p := cmp.Or(u.Path, "/"); !policy.CleanPath(cmp.Or(u.EscapedPath(), "/"), p) || len(d.Paths) > 0 && !slices.ContainsFunc(d.Paths, func(g string) bool { return plane.Glob(g, p) }) {
 		return false
 	}
 	return slices.ContainsFunc(d.Hosts, func(h string) bool { return policy.HostMatches(h, u.Hostname()) })

@@ -36,7 +36,7 @@ func TestEveryPairOfSources(t *testing.T) {
 				team.Curated = append(team.Curated, decl("x", l))
 			}
 		}
-		return Merge(reg, servers, team)
+		return Merge(reg, servers, team, false)
 	}
 	if got := in(plane.LayerRegistry); len(got) != 0 {
 		t.Errorf("being on offer attached %+v", got)
@@ -85,13 +85,13 @@ func TestWhoNamesARegistryEntry(t *testing.T) {
 		{"the agent's list", []plane.Declared{offered}, []string{"x"}, nil, plane.LayerAgent},
 		{"a skill's mcp_tools", []plane.Declared{offered}, nil, &TeamSources{Wanted: []string{"x"}}, plane.LayerSkill},
 	} {
-		got := Merge(c.reg, c.servers, c.team)
+		got := Merge(c.reg, c.servers, c.team, false)
 		if len(got) != 1 || got[0].NamedBy != c.by || got[0].Layer != plane.LayerRegistry || got[0].Missing {
 			t.Errorf("%s: %+v", c.what, got)
 		}
 	}
 	// A skill's word for a name is no declaration: it takes no other's place.
-	got := Merge([]plane.Declared{offered}, nil, &TeamSources{Repository: []plane.Declared{decl("x", plane.LayerRepository)}, Wanted: []string{"x"}})
+	got := Merge([]plane.Declared{offered}, nil, &TeamSources{Repository: []plane.Declared{decl("x", plane.LayerRepository)}, Wanted: []string{"x"}}, false)
 	if len(got) != 1 || got[0].Layer != plane.LayerRepository {
 		t.Errorf("%+v", got)
 	}
@@ -101,7 +101,9 @@ func TestWhoNamesARegistryEntry(t *testing.T) {
 func TestEveryReasonToDrop(t *testing.T) {
 	open := plane.Agent{Slug: "general", Trust: plane.Open}
 	guarded := plane.Agent{Slug: "coding", Trust: plane.Guarded}
-	reach := Reach{"linear-mcp": {Name: "linear-mcp", Hosts: []string{"mcp.linear.app"}, Port: 443}, "github-mcp": BuiltIn()["github-mcp"]}
+	reach := Reach{"linear-mcp": {Name: "linear-mcp", Hosts: []string{"mcp.linear.app"}, Port: 443}, "github-mcp": BuiltIn()["github-mcp"],
+		"tenant": {Name: "tenant", Hosts: []string{"mcp.example.com"}, Port: 443, Paths: []string{"/acme/*"}, Secret: "secret:x", Inject: plane.Injection{Kind: "bearer"}},
+		"reads":  {Name: "reads", Hosts: []string{"mcp.example.com"}, Port: 443, Methods: []string{"GET"}}}
 	at := func(layer, by plane.Layer, change func(*plane.Declared)) *Merged {
 		d := decl("x", layer)
 		d.URL = "https://mcp.linear.app/mcp"
@@ -136,6 +138,14 @@ func TestEveryReasonToDrop(t *testing.T) {
 		{"guarded, an admin's of another destination", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { named(d); d.Destination = "vanta" }), guarded, "payments", false, "a destination of its policy"},
 		{"absent destination", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { d.Destination = "vanta" }), open, "payments", false, "the destination vanta is not in the policy of general"},
 		{"another host", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { d.Destination, d.URL = "linear-mcp", "https://evil.example.com/mcp" }), open, "payments", false, "none of the destination linear-mcp"},
+		{"another tenant's path", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { d.Destination, d.URL = "tenant", "https://mcp.example.com/mallory/mcp" }), open, "payments", false, "none of the destination tenant"},
+		{"another way to sign in", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) {
+			d.Destination, d.URL, d.Auth = "tenant", "https://mcp.example.com/acme/mcp", "api_key:X-Mine"
+		}), open, "payments", false, "is not how the secret of the destination tenant goes in"},
+		{"the tenant's own", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) {
+			d.Destination, d.URL, d.Auth = "tenant", "https://mcp.example.com/acme/mcp", "bearer"
+		}), open, "payments", false, ""},
+		{"a reading destination", at(plane.LayerTeam, plane.LayerTeam, func(d *plane.Declared) { d.Destination, d.URL = "reads", "https://mcp.example.com/mcp" }), open, "payments", false, "none of the destination reads"},
 		{"no repository", at(plane.LayerRegistry, plane.LayerAgent, github), open, "payments", false, "needs a team's repository"},
 		{"no team", at(plane.LayerRegistry, plane.LayerAgent, github), open, "", false, "needs a team's repository"},
 		{"a repository", at(plane.LayerRegistry, plane.LayerAgent, github), open, "payments", true, ""},
@@ -158,7 +168,7 @@ func TestAttachments(t *testing.T) {
 		Agents: map[string]plane.Agent{"general": {Slug: "general", Trust: plane.Open, MCP: true, Servers: []string{"linear"}, Destinations: []string{"linear-mcp"}},
 			"off": {Slug: "off", Trust: plane.Open}},
 		Teams:        map[string]*TeamSources{"payments": {Curated: []plane.Declared{mine}}, "quiet": {}, "closed": {Destinations: &none}},
-		Destinations: map[string]plane.Destination{"linear-mcp": {Name: "linear-mcp", Hosts: []string{"mcp.linear.app"}, Port: 443, Secret: "secret:linear"}}}
+		Destinations: map[string]plane.Destination{"linear-mcp": {Name: "linear-mcp", Hosts: []string{"mcp.linear.app"}, Port: 443, Secret: "secret:linear", Inject: plane.Injection{Kind: "bearer"}}}}
 	got, wanted := s.Attach()
 	show := func(agent, team string) string {
 		var out []string
@@ -180,5 +190,25 @@ func TestAttachments(t *testing.T) {
 	}
 	if len(wanted) != 2 || wanted[0].Secret != "secret:linear" || wanted[1].Scope.String() != "team:payments" {
 		t.Errorf("%+v", wanted)
+	}
+}
+
+// TestAGuardedAgentKeepsItsOwn: what it could never take from a team takes nothing away
+// from it.
+func TestAGuardedAgentKeepsItsOwn(t *testing.T) {
+	own, byAdmin := decl("x", plane.LayerRegistry), decl("x", plane.LayerTeam)
+	byAdmin.Admin = true
+	for what, c := range map[string]struct {
+		team *TeamSources
+		want plane.Layer
+	}{
+		"a repository's": {&TeamSources{Repository: []plane.Declared{decl("x", plane.LayerRepository)}}, plane.LayerRegistry},
+		"a skill's":      {&TeamSources{Skills: []plane.Declared{decl("x", plane.LayerSkill)}}, plane.LayerRegistry},
+		"a member's":     {&TeamSources{Curated: []plane.Declared{decl("x", plane.LayerTeam)}}, plane.LayerRegistry},
+		"an admin's":     {&TeamSources{Curated: []plane.Declared{byAdmin}}, plane.LayerTeam},
+	} {
+		if got := Merge([]plane.Declared{own}, []string{"x"}, c.team, true); len(got) != 1 || got[0].Layer != c.want {
+			t.Errorf("%s: %+v", what, got)
+		}
 	}
 }

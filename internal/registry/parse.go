@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/url"
@@ -70,7 +71,23 @@ func Parse(file string, body []byte, placeholder string) (plane.Declaration, err
 // parseYAML reads one document without what makes YAML dangerous: anchors, aliases,
 // merges and tags of one's own.
 func parseYAML(file string, body []byte) (*ast.File, error) {
+	f, err := looseYAML(file, body)
+	if err != nil {
+		return nil, err
+	}
+	v := &plain{file: file}
+	v.walk(f.Docs[0].Body, 0)
+	return f, v.err
+}
+
+// looseYAML reads one document as it is, if it is not deep.
+func looseYAML(file string, body []byte) (*ast.File, error) {
+	if !shallow(body) {
+		return nil, plane.Errorf(plane.InvalidInput, "%s is nested too deep.", file).At("declaration")
+	}
+	parsing <- struct{}{}
 	f, err := parser.ParseBytes(body, 0)
+	<-parsing
 	if err != nil {
 		return nil, badYAML(file, err)
 	}
@@ -80,12 +97,72 @@ func parseYAML(file string, body []byte) (*ast.File, error) {
 		return nil, plane.Errorf(plane.InvalidInput, "%s is empty.", file).At("declaration")
 	case 1:
 		f.Docs = docs
-	default:
-		return nil, plane.Errorf(plane.InvalidInput, "%s holds %d documents; write one declaration a file.", file, len(docs)).At("declaration")
+		return f, nil
 	}
-	v := &plain{file: file}
-	v.walk(docs[0].Body, 0)
-	return f, v.err
+	return nil, plane.Errorf(plane.InvalidInput, "%s holds %d documents; write one declaration a file.", file, len(docs)).At("declaration")
+}
+
+// parsing holds how many texts are parsed at once: each may take a moment.
+var parsing = make(chan struct{}, 2)
+
+// Bounds of a text before it is parsed: the parser's time and memory grow with the square
+// of its depth.
+const (
+	maxOpen   = 16  // brackets that are open at once
+	maxInline = 16  // indicators at the beginning of one line, as in - - - a
+	maxIndent = 120 // columns
+	maxMarks  = 4096
+)
+
+// shallow reports that a text cannot be deep, without parsing it. A bracket within quotes
+// counts too: no declaration has sixteen of them open.
+func shallow(b []byte) bool {
+	open, marks := 0, 0
+	for line := range bytes.Lines(b) {
+		inline, i := 0, 0
+		for i < len(line) {
+			switch c := line[i]; {
+			case c == ' ':
+				i++
+			case (c == '-' || c == '?' || c == ':' || c == '&' || c == '*' || c == '!' || c == '|' || c == '>') && inline <= maxInline:
+				inline++
+				i++
+			default:
+				goto rest
+			}
+		}
+	rest:
+		if i > maxIndent || inline > maxInline {
+			return false
+		}
+		inside, again := 0, 0
+		for k, c := range line[i:] {
+			if next := i + k + 1; (c == '-' || c == '?' || c == ':') && next < len(line) && line[next] == ' ' {
+				if again++; again > maxInline {
+					return false
+				}
+			} else if c != ' ' {
+				again = 0
+			}
+			switch c {
+			case '[', '{':
+				open++
+				marks++
+			case ']', '}':
+				open = max(0, open-1)
+			case ':', ',', '&', '*', '!', '?':
+				inside++
+			}
+			if open > maxOpen {
+				return false
+			}
+		}
+		marks += inside
+		if marks > 4*maxMarks {
+			return false
+		}
+	}
+	return true
 }
 
 // plain refuses what is not plain data.
@@ -218,6 +295,16 @@ func (r *reader) declaration(d *document, placeholder string) (plane.Declaration
 	if err := prefs.Validate(); err != nil {
 		return out, r.bad("tools", "%s", plane.Public(err).Message)
 	}
+	for path, v := range map[string]string{"url": d.URL, "command": d.Command, "description": d.Description, "icon": d.Icon, "source": d.Source} {
+		if invisible(v) || path != "description" && strings.ContainsAny(v, "\n\t") {
+			return out, r.bad(path, "it holds characters that nobody sees.")
+		}
+	}
+	for _, v := range slices.Concat(d.Args, d.Tools.Allow, d.Tools.Deny) {
+		if invisible(v) {
+			return out, r.bad("args", "a value holds characters that nobody sees.")
+		}
+	}
 	if len(d.Description) > maxText {
 		return out, r.bad("description", "the description has more than %d bytes.", maxText)
 	}
@@ -250,6 +337,13 @@ func (r *reader) name(name string) error {
 }
 
 func (r *reader) agents(d *document) ([]string, error) {
+	for _, key := range []string{"agents", "roles"} {
+		if p, err := yaml.PathString("$." + key); err == nil && r.root != nil {
+			if n, err := p.FilterNode(r.root); err == nil && n != nil && n.Type() == ast.NullType {
+				return nil, r.bad(key, "%s names nobody, so that it would serve nobody; leave it out for every open agent.", key)
+			}
+		}
+	}
 	list, key := d.Agents, "agents"
 	if d.Roles != nil {
 		if list != nil {

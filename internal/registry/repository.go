@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,9 +27,11 @@ import (
 
 // Bounds of what is read of a repository.
 const (
-	maxPack      = 64 << 20 // bytes of one answer
+	maxPack      = 64 << 20  // bytes of one answer
+	maxInflated  = 128 << 20 // bytes of all objects of the tip
 	maxRepoFiles = 200
-	maxBlob      = 64 // KiB; larger files are not even fetched, where the server can filter
+	maxDeclared  = 100 // declarations of one repository, and names that its skills want
+	maxBlob      = 64  // KiB; larger files are not even fetched, where the server can filter
 )
 
 // Where a repository declares servers.
@@ -43,8 +46,11 @@ const (
 // stands now: no other branch is looked at, whatever it is called. Address is https, or a
 // path on this machine. Known is the commit that was read last: where it is still there,
 // the snapshot is returned as it was.
-func ReadRepository(ctx context.Context, known plane.RepoSnapshot, address string, client *http.Client, placeholder string) (plane.RepoSnapshot, error) {
-	out := plane.RepoSnapshot{Team: known.Team, URL: address}
+func ReadRepository(ctx context.Context, known plane.RepoSnapshot, address string, client *http.Client, placeholder string, scan *Scanner) (plane.RepoSnapshot, error) {
+	out := plane.RepoSnapshot{Team: known.Team, URL: address, Mark: placeholder}
+	if known.Mark != placeholder {
+		known.Commit = "" // what env must be has changed
+	}
 	var tree *object.Tree
 	var err error
 	if strings.HasPrefix(address, "https://") || strings.HasPrefix(address, "http://") {
@@ -61,7 +67,7 @@ func ReadRepository(ctx context.Context, known plane.RepoSnapshot, address strin
 	case tree == nil:
 		return out, nil // it has no commit yet
 	}
-	readTree(tree, &out, placeholder)
+	readTree(tree, &out, placeholder, scan)
 	return out, nil
 }
 
@@ -149,7 +155,14 @@ func fetch(ctx context.Context, out *plane.RepoSnapshot, known plane.RepoSnapsho
 	case req.Capabilities.Supports(capability.Sideband):
 		pack = sideband.NewDemuxer(sideband.Sideband, resp)
 	}
-	if err := packfile.UpdateObjectStorage(st, pack); err != nil {
+	body, err := io.ReadAll(pack)
+	if err != nil {
+		return nil, err
+	}
+	if err := weigh(ctx, body); err != nil {
+		return nil, err
+	}
+	if err := packfile.UpdateObjectStorage(st, bytes.NewReader(body)); err != nil {
 		return nil, err
 	}
 	c, err := object.GetCommit(st, *adv.Head)
@@ -186,7 +199,7 @@ func (b *cappedBody) Read(p []byte) (int, error) {
 
 // readTree reads the places where a commit declares servers. What cannot be used is told
 // and takes nothing else with it.
-func readTree(tree *object.Tree, out *plane.RepoSnapshot, placeholder string) {
+func readTree(tree *object.Tree, out *plane.RepoSnapshot, placeholder string, scan *Scanner) {
 	files := 0
 	at := out.Commit[:min(len(out.Commit), 12)]
 	problem := func(file, what string) {
@@ -221,6 +234,14 @@ func readTree(tree *object.Tree, out *plane.RepoSnapshot, placeholder string) {
 		same := func(o plane.Declared) bool { return o.Name == d.Name && o.Layer == layer }
 		if err == nil && slices.ContainsFunc(out.Declared, same) {
 			err = plane.Errorf(plane.InvalidInput, "%s is declared by another file already.", d.Name)
+		}
+		if err == nil && len(out.Declared) >= maxDeclared {
+			err = plane.Errorf(plane.InvalidInput, "a repository declares at most %d servers.", maxDeclared)
+		}
+		if err == nil && scan != nil {
+			if found := scan.Declaration(&d, "", ""); len(found) > 0 {
+				err = plane.Errorf(plane.InvalidInput, "%s holds %s.", d.Name, found[0].What)
+			}
 		}
 		if err != nil {
 			problem(file, plane.Public(err).Message)
@@ -260,7 +281,7 @@ func readTree(tree *object.Tree, out *plane.RepoSnapshot, placeholder string) {
 			add(d, plane.LayerSkill, name, nil)
 		}
 		for _, w := range s.Wanted {
-			if !slices.Contains(out.Wanted, w) {
+			if len(out.Wanted) < maxDeclared && !slices.Contains(out.Wanted, w) {
 				out.Wanted = append(out.Wanted, w)
 			}
 		}

@@ -104,7 +104,7 @@ func TestARepositoryDeclares(t *testing.T) {
 	})
 	url := r.serve()
 	for what, address := range map[string]string{"by path": r.dir, "over HTTP": url} {
-		s, err := ReadRepository(t.Context(), plane.RepoSnapshot{Team: "payments"}, address, client, mark)
+		s, err := ReadRepository(t.Context(), plane.RepoSnapshot{Team: "payments"}, address, client, mark, &Scanner{Links: defaultLinks})
 		if err != nil {
 			t.Fatalf("%s: %v %v", what, err, cause(err))
 		}
@@ -141,7 +141,7 @@ func TestOnlyTheDefaultBranch(t *testing.T) {
 	r.git("push", "-q", "srv", "evil")
 	read := func(known plane.RepoSnapshot) plane.RepoSnapshot {
 		t.Helper()
-		s, err := ReadRepository(t.Context(), known, url, client, mark)
+		s, err := ReadRepository(t.Context(), known, url, client, mark, &Scanner{Links: defaultLinks})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,13 +164,13 @@ func TestOnlyTheDefaultBranch(t *testing.T) {
 		t.Errorf("%s of %s", names(s), s.Branch)
 	}
 	// What cannot be read keeps what was known.
-	s, err := ReadRepository(t.Context(), first, url+"x", client, mark)
+	s, err := ReadRepository(t.Context(), first, url+"x", client, mark, &Scanner{Links: defaultLinks})
 	if plane.KindOf(err) != plane.Unavailable || names(s) != "repository/fine" {
 		t.Errorf("%s %v", names(s), err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := ReadRepository(ctx, first, url, client, mark); err == nil {
+	if _, err := ReadRepository(ctx, first, url, client, mark, &Scanner{Links: defaultLinks}); err == nil {
 		t.Error("a look that is over went on")
 	}
 }
@@ -179,8 +179,32 @@ func TestARepositoryWithoutACommit(t *testing.T) {
 	r := newRepo(t)
 	url := r.serve()
 	for _, address := range []string{r.dir, url} {
-		if s, err := ReadRepository(t.Context(), plane.RepoSnapshot{Team: "p"}, address, client, mark); err != nil || len(s.Declared) != 0 {
+		if s, err := ReadRepository(t.Context(), plane.RepoSnapshot{Team: "p"}, address, client, mark, &Scanner{Links: defaultLinks}); err != nil || len(s.Declared) != 0 {
 			t.Errorf("%s: %+v %v", address, s, err)
 		}
+	}
+}
+
+// TestASmallPackOfMuch: zeros are small on the wire; what they inflate to is bounded.
+func TestASmallPackOfMuch(t *testing.T) {
+	r := newRepo(t)
+	r.write(map[string]string{".mcp.json": `{"mcpServers":{}}`, "zeros": strings.Repeat("\x00", 150<<20)})
+	url := r.serve()
+	r.git("--git-dir", filepath.Join(filepath.Dir(r.dir), "srv", "team.git"), "config", "uploadpack.allowFilter", "false")
+	if _, err := ReadRepository(t.Context(), plane.RepoSnapshot{Team: "p"}, url, client, mark, nil); err == nil || !strings.Contains(cause(err), "holds more than") {
+		t.Errorf("%v", cause(err))
+	}
+}
+
+// TestTheWorkedExample: what the documentation shows reads, and allows seven tools.
+func TestTheWorkedExample(t *testing.T) {
+	files, problems := Files("../../registry", mark)
+	if len(problems) > 0 || len(files) != 1 || files[0].Name != "github" || len(files[0].Allow) != 7 || files[0].Destination != "github-mcp" {
+		t.Fatalf("%+v %v", files, problems)
+	}
+	d := BuiltIn()["github-mcp"]
+	m := &Merged{Declared: files[0], NamedBy: plane.LayerAgent}
+	if why := Drop(m, &plane.Agent{Slug: "general", Trust: plane.Open}, "payments", true, false, Reach{"github-mcp": d}); why != "" {
+		t.Errorf("%s", why)
 	}
 }

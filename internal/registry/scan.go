@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"maps"
 	"net/url"
 	"regexp"
 	"slices"
@@ -47,7 +48,10 @@ const keepRules = time.Minute
 const maxScan = 256 << 10
 
 // Text looks through one text. Home is an address whose site it may link to.
-func (s *Scanner) Text(text, home string) []Finding {
+func (s *Scanner) Text(text, home string) []Finding { return s.text(text, text, home) }
+
+// text is Text with what is searched for links apart.
+func (s *Scanner) text(text, linked, home string) []Finding {
 	var out []Finding
 	if len(text) > maxScan {
 		text = text[:maxScan]
@@ -66,7 +70,7 @@ func (s *Scanner) Text(text, home string) []Finding {
 			add(FoundTrap, t.what)
 		}
 	}
-	for _, raw := range linkRE.FindAllString(text, 200) {
+	for _, raw := range linkRE.FindAllString(linked, 200) {
 		if !s.linkable(raw, home) {
 			add(FoundLink, "a link to a host that is not on the list")
 		}
@@ -215,12 +219,13 @@ func site(host string) string {
 	return host
 }
 
-// Declaration looks through all of a declaration and what was said with it.
+// Declaration looks through all of a declaration as it reads, as it was written, and what
+// was said with it.
 func (s *Scanner) Declaration(d *plane.Declaration, body, why string) []Finding {
-	home := d.URL
 	var out []Finding
-	for _, t := range []string{body, why} {
-		for _, f := range s.Text(withoutAddress(t, d.URL), home) {
+	read := slices.Concat([]string{d.Name, d.URL, d.Command, d.Description, d.Icon, d.Link, d.Destination}, d.Args, d.Agents, d.Allow, d.Deny, slices.Sorted(maps.Keys(d.Env)))
+	for _, t := range []string{strings.Join(read, "\n"), body, why} {
+		for _, f := range s.text(t, withoutAddress(t, d.URL), d.URL) {
 			if !slices.Contains(out, f) {
 				out = append(out, f)
 			}

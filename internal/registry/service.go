@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
@@ -73,6 +76,9 @@ type Options struct {
 type Service struct {
 	o    Options
 	scan *Scanner
+
+	mu     sync.Mutex
+	limits map[string]*rate.Limiter // of attempts, by source
 }
 
 // New makes a Service.
@@ -87,6 +93,24 @@ func New(o Options) *Service {
 		o.Waiting = 100
 	}
 	return &Service{o: o, scan: &Scanner{Links: append(append([]string{}, defaultLinks...), o.Links...)}}
+}
+
+// maxSources bounds who is counted.
+const maxSources = 10_000
+
+// tries counts an attempt of a source, whatever becomes of it.
+func (s *Service) tries(source string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.limits[source]
+	if l == nil {
+		if s.limits == nil || len(s.limits) >= maxSources {
+			s.limits = map[string]*rate.Limiter{}
+		}
+		l = rate.NewLimiter(rate.Every(time.Minute/time.Duration(s.o.PerMinute)), s.o.PerMinute)
+		s.limits[source] = l
+	}
+	return l.AllowN(s.o.Clock.Now(), 1)
 }
 
 // Scanner looks through texts by the rules in force.
@@ -106,9 +130,14 @@ func SourceOf(who plane.Principal) string {
 // maxWhy bounds the words that go with a proposal.
 const maxWhy = 2000
 
-// Propose stores a declaration for a team until a person accepts it. A new one of the
-// same source takes the place of its older; another's is left alone.
+// Propose stores a declaration for a team until a person accepts it. One that waits is
+// not replaced: what a person saw is what they accept.
 func (s *Service) Propose(ctx context.Context, who plane.Principal, team, body, why string) (plane.Proposal, error) {
+	if !s.tries(SourceOf(who)) {
+		e := plane.Errorf(plane.Limited, "%s proposes more than %d servers a minute.", SourceOf(who), s.o.PerMinute).Over("proposals_per_minute")
+		e.RetryAfter = time.Minute
+		return plane.Proposal{}, e
+	}
 	d, err := s.check(who, team, body, why)
 	if err != nil {
 		return plane.Proposal{}, err
@@ -119,7 +148,7 @@ func (s *Service) Propose(ctx context.Context, who plane.Principal, team, body, 
 	case plane.KindOf(err) == plane.NotFound:
 	case err != nil:
 		return p, err
-	case was.Source != p.Source:
+	default:
 		return p, plane.Errorf(plane.Conflict, "%s is proposed already, by %s; a person decides about that first.", d.Name, was.Source).At("name").Then("patchbay proposals show " + d.Name)
 	}
 	err = s.o.Store.Write(ctx, func(t plane.Tx) error {
@@ -134,12 +163,6 @@ func (s *Service) Propose(ctx context.Context, who plane.Principal, team, body, 
 			return e
 		case waiting >= s.o.Waiting:
 			return plane.Errorf(plane.Limited, "%d proposals wait in %s, which is the most.", waiting, team).Over("proposals_waiting").Then("patchbay proposals list --team " + team)
-		}
-		if was.ID != "" {
-			was.State, was.DecidedAt, was.DecidedBy = plane.Forgotten, now, p.Source
-			if err := s.o.Store.MoveProposal(t, &was, plane.Proposed); err != nil {
-				return err
-			}
 		}
 		p.ID, p.CreatedAt, p.ExpiresAt = plane.NewProposalID(now), now, now.Add(s.o.Life)
 		if err := s.o.Store.AddProposal(t, &p); err != nil {
@@ -216,21 +239,30 @@ func named(err error, team, name string) error {
 	return err
 }
 
-// Accept puts a proposal in force, in place of what was. Of two who accept at once, one
-// is told.
-func (s *Service) Accept(ctx context.Context, who plane.Principal, team, name string) (plane.Proposal, error) {
+// Accept puts a proposal in force, in place of what was. With an id it is that one or
+// none. Of two who accept at once, one is told.
+func (s *Service) Accept(ctx context.Context, who plane.Principal, team, name, id string) (plane.Proposal, error) {
 	p, err := s.o.Store.ProposalNamed(ctx, team, name, plane.Proposed)
 	if d := s.o.Policy().MayPropose(who, team); d != nil {
 		return p, d.Err() // what exists in another team is never told
 	}
 	if err != nil {
+		if was, ferr := s.inForce(ctx, team, name); ferr == nil && was.ID != "" {
+			return p, plane.Errorf(plane.Conflict, "%s is in force in %s already; %s decided so.", name, team, was.DecidedBy).At("name")
+		}
 		return p, named(err, team, name)
+	}
+	if id != "" && id != p.ID {
+		return p, plane.Errorf(plane.Conflict, "Another proposal of %s waits now than the one that was looked at.", name).At("id").Then("patchbay proposals show " + name)
 	}
 	if d := s.o.Policy().MayCurate(who, team, &p.Declaration); d != nil {
 		return p, d.Err()
 	}
 	was, err := s.inForce(ctx, team, name)
 	if err != nil {
+		return p, err
+	}
+	if err := s.mayReplace(who, was); err != nil {
 		return p, err
 	}
 	err = s.o.Store.Write(ctx, func(t plane.Tx) error {
@@ -261,6 +293,21 @@ func (s *Service) inForce(ctx context.Context, team, name string) (plane.Proposa
 	}
 	return was, err
 }
+
+// mayReplace holds what is replaced to the gate of what replaces it: a member must not undo
+// what an org admin decided for a guarded agent.
+func (s *Service) mayReplace(who plane.Principal, was plane.Proposal) error {
+	if was.ID == "" || was.Team == "" {
+		return nil
+	}
+	if d := s.o.Policy().MayCurate(who, was.Team, &was.Declaration); d != nil {
+		return d.Err()
+	}
+	return nil
+}
+
+// maxCurated bounds what is in force in one team, and in the registry.
+const maxCurated = 500
 
 // retire ends what is in force, if anything is.
 func (s *Service) retire(t plane.Tx, who plane.Principal, was plane.Proposal) error {
@@ -330,6 +377,18 @@ func (s *Service) store(ctx context.Context, who plane.Principal, p *plane.Propo
 	case was.ID == "" && only == Existing:
 		return named(plane.Errorf(plane.NotFound, "none"), p.Team, name)
 	}
+	if err := s.mayReplace(who, was); err != nil {
+		return err
+	}
+	if was.ID == "" {
+		list, err := s.o.Store.Proposals(ctx, p.Team, plane.Curated)
+		if err != nil {
+			return err
+		}
+		if len(list) >= maxCurated {
+			return plane.Errorf(plane.Limited, "%d servers are declared there, which is the most.", len(list))
+		}
+	}
 	what := p.Team + "/" + name
 	if p.Team == "" {
 		what = "registry/" + name
@@ -372,6 +431,7 @@ type Review struct {
 	plane.Proposal
 	Against *plane.Declared // the registry's entry of that name
 	Differs []string        // from it
+	Changes []string        // of what is in force under the name
 	Found   *plane.Found
 }
 
@@ -385,7 +445,12 @@ func (s *Service) Review(ctx context.Context, who plane.Principal, team, name st
 	r := Review{Proposal: p}
 	for _, d := range s.o.Sources().Registry {
 		if d.Name == name {
-			r.Against, r.Differs = &d, differences(&d.Declaration, &p.Declaration)
+			r.Against, r.Differs = &d, differences(&d.Declaration, &p.Declaration, "in the registry")
+		}
+	}
+	if was, err := s.inForce(ctx, team, name); err == nil && was.ID != "" && was.ID != p.ID {
+		if r.Changes = differences(&was.Declaration, &p.Declaration, "in force"); len(r.Changes) == 0 {
+			r.Changes = []string{"nothing: the same is in force"}
 		}
 	}
 	if len(p.Found) > 0 {

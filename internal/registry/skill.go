@@ -27,7 +27,7 @@ func ReadSkill(file string, body []byte, placeholder string) (Skill, error) {
 	if !ok {
 		return out, nil
 	}
-	f, err := parseYAML(file, front)
+	f, err := looseYAML(file, front)
 	if err != nil {
 		return out, err
 	}
@@ -46,12 +46,23 @@ func ReadSkill(file string, body []byte, placeholder string) (Skill, error) {
 			out.Wanted = append(out.Wanted, n)
 		}
 	}
+	if len(raw.Tools) > maxDeclared {
+		return out, plane.Errorf(plane.InvalidInput, "%s: a skill wants at most %d servers.", file, maxDeclared)
+	}
+	if v := (&plain{file: file}); raw.Servers != nil {
+		if v.walk(raw.Servers, 0); v.err != nil {
+			return out, v.err
+		}
+	}
 	seq, ok := raw.Servers.(*ast.SequenceNode)
 	if raw.Servers != nil && !ok {
 		return out, plane.Errorf(plane.InvalidInput, "%s: mcp_servers is a list of declarations.", place(file, raw.Servers))
 	}
 	if seq == nil {
 		return out, nil
+	}
+	if len(seq.Values) > maxDeclared {
+		return out, plane.Errorf(plane.InvalidInput, "%s: a skill declares at most %d servers.", file, maxDeclared)
 	}
 	for _, n := range seq.Values {
 		var d document

@@ -21,6 +21,7 @@ type Watcher struct {
 	Every       time.Duration
 	Owner       string
 	Placeholder string
+	Scan        *Scanner
 	Log         *slog.Logger
 }
 
@@ -69,7 +70,7 @@ func (w *Watcher) read(ctx context.Context, known plane.RepoSnapshot, address st
 	client, err := w.Client(known.Team)
 	next := known
 	if err == nil {
-		next, err = ReadRepository(rctx, known, address, client, w.Placeholder)
+		next, err = ReadRepository(rctx, known, address, client, w.Placeholder, w.Scan)
 	}
 	if next.Detail = ""; err != nil {
 		w.Log.Warn("a team's repository cannot be read; what it declared before stands", "team", known.Team, "err", err, "cause", cause(err))

@@ -3,10 +3,14 @@ package run
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 
 	"patchbay/internal/plane"
 )
+
+// maxNotes bounds what one run says of declarations that were left out.
+const maxNotes = 10
 
 // attribute writes down, once, which declared servers the run has: where each was
 // declared and who accepted it. What was dropped is noted with its reason.
@@ -14,17 +18,29 @@ func (w *worker) attribute(ctx context.Context) error {
 	if len(w.run.Attached) > 0 {
 		return nil
 	}
+	served := map[plane.ConnectionID]bool{}
+	for _, s := range w.session.Servers() {
+		served[s.ID] = served[s.ID] || s.Why == ""
+	}
 	var list []plane.Attachment
 	var notes []pending
 	for _, a := range w.e.o.Agents.Attachments(w.agent.Slug, w.run.Caller) {
 		if a.Dropped == "" {
-			list = append(list, a)
+			if served[a.Connection] {
+				list = append(list, a) // and not one that another goes before, or that does not answer
+			}
 			continue
 		}
 		if a.OtherAgents {
 			continue // it is not for this one
 		}
 		notes = append(notes, pending{kind: plane.EventRunNote, data: map[string]any{"kind": "mcp_dropped", "server": a.Name, "source": a.Layer, "reason": clipText(a.Dropped, 300)}})
+	}
+	if w.run.Fence > 1 {
+		notes = nil // they stand there from the first time
+	}
+	if more := len(notes) - maxNotes; more > 0 {
+		notes = append(notes[:maxNotes], pending{kind: plane.EventRunNote, data: map[string]any{"kind": "mcp_dropped", "reason": fmt.Sprintf("and %d more", more)}})
 	}
 	if len(list) == 0 && len(notes) == 0 && w.agent.Revision <= 1 {
 		return nil

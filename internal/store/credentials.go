@@ -192,3 +192,9 @@ func (s *Store) EndRevocation(t plane.Tx, id string) error {
 	_, err := own(t).exec(`DELETE FROM revocations WHERE id = ?`, id)
 	return err
 }
+
+// CancelTickets ends the open links of a connection.
+func (s *Store) CancelTickets(t plane.Tx, id plane.ConnectionID) error {
+	_, err := own(t).exec(`UPDATE tickets SET state = 'cancelled' WHERE connection = ? AND state IN ('pending', 'opened', 'authorizing')`, id)
+	return err
+}

@@ -312,7 +312,14 @@ func (s *Store) PutMirror(t plane.Tx, list []plane.MirrorEntry) error {
 
 // DropMirror takes a server's version out of the mirror.
 func (s *Store) DropMirror(t plane.Tx, name, version string) error {
-	_, err := own(t).exec(`DELETE FROM registry_mirror WHERE name = ? AND version = ?`, name, version)
+	x := own(t)
+	if _, err := x.exec(`DELETE FROM registry_mirror WHERE name = ? AND version = ?`, name, version); err != nil {
+		return err
+	}
+	// The newest of what is left is the latest, where that was it.
+	_, err := x.exec(`UPDATE registry_mirror SET latest = 1 WHERE name = ? AND NOT EXISTS (SELECT 1 FROM registry_mirror o WHERE o.name = ? AND o.latest = 1)
+		AND updated_at = (SELECT MAX(updated_at) FROM registry_mirror o WHERE o.name = ?) AND version = (SELECT MAX(version) FROM registry_mirror o WHERE o.name = ? AND o.updated_at = (SELECT MAX(updated_at) FROM registry_mirror p WHERE p.name = ?))`,
+		name, name, name, name, name)
 	return err
 }
 

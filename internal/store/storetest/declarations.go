@@ -161,6 +161,9 @@ func mirrorKeeps(t *testing.T, s *store.Store, clock *Clock) {
 		}
 	}
 	write(t, s, func(tx plane.Tx) error { return s.DropMirror(tx, "com.a/x", "2") })
+	if got := find("com.a/x", "", "", "", true); got != "com.a/x@1 " {
+		t.Errorf("the latest is gone, and what is left is %q", got)
+	}
 	if n, err := s.CountMirror(ctx); err != nil || n != 2 {
 		t.Errorf("%d %v", n, err)
 	}
