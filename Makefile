@@ -5,7 +5,7 @@ BIN := bin/patchbay
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: run build test lint pages ci-long race fuzz kill browser conformance faults sample bench eval deps clean
+.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bus faults sample bench eval deps clean
 
 # Builds, and starts everything with a demo server. Needs Go, make and git.
 run: build
@@ -29,9 +29,9 @@ pages:
 
 # What takes minutes: the race detector, fuzzing, kills, a browser, the official
 # suites.
-ci-long: race fuzz kill browser conformance sample
+ci-long: race fuzz kill browser conformance bus sample
 
-RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/oauth ./internal/connect ./internal/consent ./internal/authn ./internal/catalog ./internal/bridge
+RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/oauth ./internal/connect ./internal/consent ./internal/authn ./internal/catalog ./internal/bridge ./internal/registry
 race: deps
 	@command -v gcc >/dev/null || { apt-get update -q && apt-get install -y -q gcc libc6-dev; }
 	CGO_ENABLED=1 go test -race -timeout 280s $(RACED)
@@ -51,6 +51,8 @@ fuzz: deps
 	go test -run '^$$$$' -fuzz '^FuzzCheckURL$$$$' -fuzztime 280000x -fuzzminimizetime 500x ./internal/netguard
 	go test -run '^$$$$' -fuzz '^FuzzChallenges$$$$' -fuzztime 280000x -fuzzminimizetime 500x ./internal/oauth
 	go test -run '^$$$$' -fuzz '^FuzzWords$$$$' -fuzztime 14000x -fuzzminimizetime 500x ./internal/command
+	go test -run '^$$$$' -fuzz '^FuzzParse$$$$' -fuzztime 8000x -fuzzminimizetime 500x ./internal/registry
+	go test -run '^$$$$' -fuzz '^FuzzImport$$$$' -fuzztime 100000x -fuzzminimizetime 500x ./internal/registry
 
 KILLS ?= 20
 kill: deps
@@ -75,6 +77,10 @@ conformance: build deps
 	go build -o bin/conformance-client ./test/conformance/client
 	go run ./test/conformance/run bin/conformance-client bin/patchbay
 
+# The bus at a NATS server of its own, and three replicas on it.
+bus: deps
+	go test -tags long -count=1 -timeout 10m -run '^(TestTheBusOutside|TestThreeReplicasAnswerOnce)$$$$' ./internal/app
+
 # How well tool search finds, on data that lies beside a checkout of the repository.
 eval:
 	go run ./bench/eval
@@ -86,6 +92,7 @@ bench: build deps
 # PostgreSQL and the npm peers, where they are missing.
 deps: test/peers/node_modules/.installed
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q postgresql; }
+	@command -v git >/dev/null && command -v curl >/dev/null && command -v python3 >/dev/null || { apt-get update -q && apt-get install -y -q git curl python3; }
 
 test/peers/node_modules/.installed: test/peers/package-lock.json
 	@command -v npm >/dev/null || { apt-get update -q && apt-get install -y -q nodejs npm; }
