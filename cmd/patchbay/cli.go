@@ -93,7 +93,8 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	grammar := command.New(command.Deps{}).Grammar(command.Extra{Group: "keys", Name: "generate", Help: "Print a new key for the ring.", Value: &keysGenerateCmd{}})
+	grammar := command.New(command.Deps{}).Grammar(command.Extra{Group: "keys", Name: "generate", Help: "Print a new key for the ring.", Value: &keysGenerateCmd{}},
+		command.Extra{Group: "egress", Name: "run", Help: "Run a command whose requests go through the credential gateway.", Value: &egressRunCmd{}})
 	c := cli{Plugins: kong.Plugins{grammar.Root()}}
 	parser, err := kong.New(&c, kong.Name("patchbay"), kong.Description("Agents use the tools of MCP servers: governed, and on the record."),
 		kong.Writers(stdout, stderr), kong.Exit(func(n int) { panic(exited(n)) }), kong.UsageOnError(),

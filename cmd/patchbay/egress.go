@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"patchbay/internal/command"
+	"patchbay/internal/plane"
+)
+
+// egressRunCmd runs a command whose requests go through the credential gateway.
+type egressRunCmd struct {
+	Agent   string   `help:"The agent whose policy holds." default:"general" predictor:"agent"`
+	Team    string   `help:"The team it is for, whose secrets it may use."`
+	Command []string `arg:"" optional:"" passthrough:"" placeholder:"COMMAND" help:"The command and its arguments, after --."`
+}
+
+// roots are where systems keep the certificates that they trust.
+var roots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/openssl/cert.pem"}
+
+// Run runs it with the proxy, the certificate and the placeholder set, and with a token
+// that ends with it.
+func (c *egressRunCmd) Run(e *env) error {
+	words := c.Command
+	if len(words) > 0 && words[0] == "--" {
+		words = words[1:]
+	}
+	if len(words) == 0 {
+		return plane.Errorf(plane.InvalidInput, "Say what to run.").Then("patchbay egress run -- curl https://api.example.com/")
+	}
+	path, err := exec.LookPath(words[0])
+	if err != nil {
+		return plane.Errorf(plane.NotFound, "There is no command %s.", words[0]).Because(err)
+	}
+	var ca command.EgressCA
+	if err := e.client.Command(e.ctx, "egress.ca", command.EgressCAInput{}, &ca); err != nil {
+		return err
+	}
+	var token command.TokenCreated
+	if err := e.client.Command(e.ctx, "tokens.create", command.TokensCreateInput{Label: "egress run", Agent: c.Agent, Team: c.Team, Expires: "24h"}, &token); err != nil {
+		return err
+	}
+	defer func() { // it is of no use to anybody afterwards
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), 10*time.Second)
+		defer cancel()
+		if err := e.client.Command(ctx, "tokens.revoke", command.TokenInput{ID: token.ID}, &struct{}{}); err != nil {
+			fmt.Fprintf(e.err, "patchbay: The token %s of this command could not be revoked; it ends within a day.\n", token.ID)
+		}
+	}()
+	dir, err := os.MkdirTemp("", "patchbay-egress-")
+	if err != nil {
+		return plane.Errorf(plane.Unavailable, "A folder for the gateway's certificate cannot be made.").Because(err)
+	}
+	defer os.RemoveAll(dir)
+	env, err := gatewayEnv(dir, &ca, token.Value)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(e.ctx, path, words[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = e.in, e.out, e.err, append(os.Environ(), env...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exitCode(max(exit.ExitCode(), 1))
+	}
+	return err
+}
+
+// gatewayEnv are the variables that clients read: curl, git, Go, Python, pip, npm and Node.
+func gatewayEnv(dir string, ca *command.EgressCA, token string) ([]string, error) {
+	own, bundle := filepath.Join(dir, "gateway.pem"), filepath.Join(dir, "bundle.pem")
+	all := ca.PEM
+	for _, f := range append([]string{os.Getenv("SSL_CERT_FILE")}, roots...) {
+		if b, err := os.ReadFile(f); f != "" && err == nil {
+			all = string(b) + "\n" + ca.PEM
+			break
+		}
+	}
+	for f, text := range map[string]string{own: ca.PEM, bundle: all} {
+		if err := os.WriteFile(f, []byte(text), 0o644); err != nil {
+			return nil, plane.Errorf(plane.Unavailable, "The gateway's certificate cannot be written.").Because(err)
+		}
+	}
+	proxy := strings.Replace(ca.URL, "http://", "http://agent:"+token+"@", 1)
+	out := []string{"PATCHBAY_PLACEHOLDER=" + ca.Placeholder, "NODE_EXTRA_CA_CERTS=" + own, "NODE_USE_ENV_PROXY=1"}
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
+		out = append(out, name+"="+proxy)
+	}
+	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT", "npm_config_cafile", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE"} {
+		out = append(out, name+"="+bundle)
+	}
+	if os.Getenv("NO_PROXY") == "" && os.Getenv("no_proxy") == "" {
+		out = append(out, "NO_PROXY=localhost,127.0.0.1,::1", "no_proxy=localhost,127.0.0.1,::1")
+	}
+	return out, nil
+}
