@@ -70,7 +70,7 @@ func TestTheBusOutside(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	s.stop()
-	s = start(t, s.dir, busTeams("url: \""+url+"\", trusted_publishers: true"))
+	start(t, s.dir, busTeams("url: \""+url+"\", trusted_publishers: true"))
 	within(t, 10*time.Second, "the bus", func() bool {
 		_, err := nc.Request("kapelle.controller.command", []byte("{}"), time.Second)
 		return err == nil

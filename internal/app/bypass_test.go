@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -14,8 +15,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2"
 
 	"patchbay/internal/command"
 )
@@ -231,10 +230,11 @@ func TestASecondRequestInATunnel(t *testing.T) {
 	// HTTP/2 with another authority.
 	c := open()
 	c2 := tls.Client(c.NetConn(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
-	h2, err := (&http2.Transport{}).NewClientConn(c2)
-	if err != nil {
-		t.Fatal(err)
+	if err := c2.Handshake(); err != nil || c2.ConnectionState().NegotiatedProtocol != "h2" {
+		t.Fatalf("%v", err)
 	}
+	h2 := &http.Transport{ForceAttemptHTTP2: true, DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return c2, nil }}
+	defer h2.CloseIdleConnections()
 	for host, want := range map[string]int{o.host: 200, "evil.example.com": 403} {
 		req, err := http.NewRequest("GET", "https://"+o.host+"/x", nil)
 		if err != nil {

@@ -88,6 +88,7 @@ type RetentionConfig struct {
 	Events  time.Duration `yaml:"events"`
 	Results time.Duration `yaml:"results"`
 	Records time.Duration `yaml:"records"` // calls, evidence, audit
+	Egress  time.Duration `yaml:"egress"`  // requests through the credential gateway
 }
 
 // AgentConfig is one agent, or what differs from a built-in one.
@@ -236,7 +237,7 @@ func DefaultData() string {
 // LoadConfig reads a file; an empty path gives the defaults.
 func LoadConfig(path string) (*Config, error) {
 	const day = 24 * time.Hour
-	c := &Config{path: path, Limits: plane.DefaultLimits(), Retention: RetentionConfig{Events: 90 * day, Results: 7 * day, Records: 400 * day}}
+	c := &Config{path: path, Limits: plane.DefaultLimits(), Retention: RetentionConfig{Events: 90 * day, Results: 7 * day, Records: 400 * day, Egress: 30 * day}}
 	if path != "" {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -386,7 +387,7 @@ func (c *Config) validate() error {
 			}
 		}
 	}
-	if r := c.Retention; r.Events < 0 || r.Results < 0 || r.Records < 0 {
+	if r := c.Retention; r.Events < 0 || r.Results < 0 || r.Records < 0 || r.Egress < 0 {
 		return c.bad("retention", "retention: a length of time is not negative; 0 keeps for ever.")
 	}
 	for name := range c.Teams {

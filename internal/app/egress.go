@@ -75,7 +75,8 @@ func (a *App) openEgress(ctx context.Context) error {
 // EgressURL is where the credential gateway listens, or "".
 func (a *App) EgressURL() string { return a.egressAt }
 
-// strandEvery is after how long a request of a replica that is gone is unknown.
+// strandEvery is after how long a request that nobody settled is unknown: none takes so
+// long.
 const strandEvery = time.Hour
 
 // authority is the gateway's, for commands.

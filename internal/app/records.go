@@ -66,14 +66,19 @@ func (c *Config) lane() string {
 	return host
 }
 
-// forget sweeps what is older than its retention.
+// forget sweeps what is older than its retention, and what a replica that is gone left
+// under way in the credential gateway.
 func (a *App) forget(ctx context.Context) error {
 	now := a.o.Clock.Now()
+	err := a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, now.Add(-strandEvery), "") })
+	if err != nil {
+		return err
+	}
 	r := a.cfg.Retention
 	for _, s := range []struct {
 		age  time.Duration
 		what func(context.Context, time.Time) error
-	}{{r.Results, a.store.SweepResults}, {r.Events, a.store.SweepEvents}, {r.Records, a.store.SweepRecords}, {r.Records, a.store.SweepDeclarations}, {r.Records, a.auditor.Cut}} {
+	}{{r.Results, a.store.SweepResults}, {r.Events, a.store.SweepEvents}, {r.Records, a.store.SweepRecords}, {r.Records, a.store.SweepDeclarations}, {r.Records, a.auditor.Cut}, {r.Egress, a.store.SweepEgress}} {
 		if s.age <= 0 {
 			continue
 		}

@@ -220,7 +220,6 @@ type upstreamRegistry struct {
 	asked atomic.Int64
 	since atomic.Value
 	down  atomic.Bool
-	extra atomic.Value // an entry more
 }
 
 func newUpstream(t *testing.T) *upstreamRegistry {
