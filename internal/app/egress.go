@@ -77,7 +77,7 @@ func (a *App) EgressURL() string { return a.egressAt }
 
 // strandEvery is after how long a request that nobody settled is unknown: none takes so
 // long.
-const strandEvery = time.Hour
+const strandEvery = 24 * time.Hour
 
 // authority is the gateway's, for commands.
 type authority struct{ a *App }
