@@ -140,6 +140,9 @@ func whyDeclared(note func(check, reason, next, fine string), snap *policy.Snaps
 
 // declaredBy is where a declaration stands, and what it goes before.
 func declaredBy(at plane.Attachment) string {
+	if at.From == "" {
+		return "named by the " + string(at.Layer)
+	}
 	out := fmt.Sprintf("declared by the %s (%s)", at.Layer, at.From)
 	if at.AcceptedBy != "" {
 		out += ", accepted by " + at.AcceptedBy
@@ -177,7 +180,11 @@ func whyDropped(snap *policy.Snapshot, who plane.Principal, in *WhyInput) *Why {
 	}
 	for _, at := range snap.Attachments(in.Agent, who) {
 		if at.Name == server && at.Dropped != "" {
-			return &Why{Tool: tool, Server: server, Agent: in.Agent, Next: "patchbay registry show " + server,
+			next := "patchbay registry show " + server
+			if at.From == "" || at.Layer != plane.LayerRegistry {
+				next = "patchbay registry list, patchbay proposals list"
+			}
+			return &Why{Tool: tool, Server: server, Agent: in.Agent, Next: next,
 				Answer: fmt.Sprintf("%s cannot call %s at %s: it is %s, and left out: %s.", in.Agent, tool, server, declaredBy(at), at.Dropped),
 				Trace:  []WhyStep{{Check: "declared", Detail: at.Dropped}}}
 		}
