@@ -52,6 +52,7 @@ fuzz: deps
 	go test -run '^$$$$' -fuzz '^FuzzChallenges$$$$' -fuzztime 280000x -fuzzminimizetime 500x ./internal/oauth
 	go test -run '^$$$$' -fuzz '^FuzzWords$$$$' -fuzztime 14000x -fuzzminimizetime 500x ./internal/command
 	go test -run '^$$$$' -fuzz '^FuzzParse$$$$' -fuzztime 8000x -fuzzminimizetime 500x ./internal/registry
+	go test -run '^$$$$' -fuzz '^FuzzHead$$$$' -fuzztime 200000x -fuzzminimizetime 500x ./internal/egress
 	go test -run '^$$$$' -fuzz '^FuzzImport$$$$' -fuzztime 100000x -fuzzminimizetime 500x ./internal/registry
 
 KILLS ?= 20
