@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,11 @@ type egressRunCmd struct {
 	Team    string   `help:"The team it is for, whose secrets it may use."`
 	Command []string `arg:"" optional:"" passthrough:"" placeholder:"COMMAND" help:"The command and its arguments, after --."`
 }
+
+// nodePreload has Node's https and fetch take the gateway.
+//
+//go:embed node-preload.cjs
+var nodePreload string
 
 // roots are where systems keep the certificates that they trust.
 var roots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/openssl/cert.pem"}
@@ -76,7 +82,7 @@ func (c *egressRunCmd) Run(e *env) error {
 
 // gatewayEnv are the variables that clients read: curl, git, Go, Python, pip, npm and Node.
 func gatewayEnv(dir string, ca *command.EgressCA, token string) ([]string, error) {
-	own, bundle := filepath.Join(dir, "gateway.pem"), filepath.Join(dir, "bundle.pem")
+	own, bundle, preload := filepath.Join(dir, "gateway.pem"), filepath.Join(dir, "bundle.pem"), filepath.Join(dir, "preload.cjs")
 	all := ca.PEM
 	for _, f := range append([]string{os.Getenv("SSL_CERT_FILE")}, roots...) {
 		if b, err := os.ReadFile(f); f != "" && err == nil {
@@ -84,13 +90,13 @@ func gatewayEnv(dir string, ca *command.EgressCA, token string) ([]string, error
 			break
 		}
 	}
-	for f, text := range map[string]string{own: ca.PEM, bundle: all} {
+	for f, text := range map[string]string{own: ca.PEM, bundle: all, preload: nodePreload} {
 		if err := os.WriteFile(f, []byte(text), 0o644); err != nil {
 			return nil, plane.Errorf(plane.Unavailable, "The gateway's certificate cannot be written.").Because(err)
 		}
 	}
 	proxy := strings.Replace(ca.URL, "http://", "http://agent:"+token+"@", 1)
-	out := []string{"PATCHBAY_PLACEHOLDER=" + ca.Placeholder, "NODE_EXTRA_CA_CERTS=" + own, "NODE_USE_ENV_PROXY=1"}
+	out := []string{"PATCHBAY_PLACEHOLDER=" + ca.Placeholder, "NODE_EXTRA_CA_CERTS=" + own, "NODE_OPTIONS=" + strings.TrimSpace(os.Getenv("NODE_OPTIONS")+" --require "+preload)}
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
 		out = append(out, name+"="+proxy)
 	}

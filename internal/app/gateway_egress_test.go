@@ -343,9 +343,15 @@ func TestRealClients(t *testing.T) {
 	o := newOutward(t, "{kind: bearer}", "")
 	env := append(os.Environ(), "HTTPS_PROXY="+o.proxy, "https_proxy="+o.proxy, "NO_PROXY=", "no_proxy=", "SSL_CERT_FILE="+o.ca, "CURL_CA_BUNDLE="+o.ca, "GIT_SSL_CAINFO="+o.ca, "NODE_EXTRA_CA_CERTS="+o.ca, "REQUESTS_CA_BUNDLE="+o.ca, "PLACEHOLDER="+o.placeholder)
 	at := "https://" + o.host
+	preload, err := filepath.Abs("../../cmd/patchbay/node-preload.cjs")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for what, args := range map[string][]string{
 		"curl":           {"curl", "-sS", "-H", "Authorization: Bearer " + o.placeholder, at + "/hello"},
 		"curl, HTTP/1.1": {"curl", "-sS", "--http1.1", "-H", "Authorization: Bearer " + o.placeholder, at + "/hello"},
+		"Node's fetch":   {"node", "--require", preload, "-e", "fetch('" + at + "/hello',{headers:{Authorization:'Bearer '+process.env.PLACEHOLDER}}).then(r=>r.text()).then(console.log)"},
+		"Node's https":   {"node", "--require", preload, "-e", "require('https').get('" + at + "/hello',{headers:{Authorization:'Bearer '+process.env.PLACEHOLDER}},r=>r.pipe(process.stdout))"},
 		"Python":         {"python3", "-c", "import os,urllib.request as u; r=u.Request('" + at + "/hello',headers={'Authorization':'Bearer '+os.environ['PLACEHOLDER']}); print(u.urlopen(r).read().decode())"},
 	} {
 		cmd := exec.Command(args[0], args[1:]...)
@@ -374,4 +380,91 @@ func writePEM(t *testing.T, file string, cert *x509.Certificate) {
 	}
 }
 
-var _ = net.IPv4len
+// TestAWebSocketAndATunnel: an upgrade is spliced with the secret in its head, and a host
+// that is marked so is passed through unseen.
+func TestAWebSocketAndATunnel(t *testing.T) {
+	o := newOutward(t, "{kind: bearer}", "")
+	o.far.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+outSecret || r.Header.Get("Upgrade") != "websocket" {
+			w.WriteHeader(http.StatusTeapot)
+			return
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		line, err := rw.ReadString('\n')
+		if err == nil {
+			io.WriteString(conn, "echo "+line+"and "+outSecret+"!\n")
+		}
+	})
+	at, err := url.Parse(o.a.EgressURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", at.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\nProxy-Authorization: Bearer %[2]s\r\n\r\n", o.host, o.token)
+	if resp, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%+v %v", resp, err)
+	}
+	in := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+	fmt.Fprintf(in, "GET /socket HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\nAuthorization: Bearer %s\r\n\r\nhello\n", o.host, o.placeholder)
+	r := bufio.NewReader(in)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("%+v %v", resp, err)
+	}
+	said, err := io.ReadAll(r)
+	if err != nil || string(said) != "echo hello\nand [credential removed by Patchbay]!\n" {
+		t.Errorf("%q %v", said, err)
+	}
+	within(t, 5*time.Second, "the socket's record", func() bool {
+		l := o.log(t, 1)
+		return l[0].Path == "/socket" && l[0].State == "succeeded" && l[0].Injected
+	})
+}
+
+// TestATunnelIsPassedThrough: a host that is marked so is not looked into and gets no
+// secret; what went there is on record by its bytes.
+func TestATunnelIsPassedThrough(t *testing.T) {
+	far := newFarEnd(t)
+	u, err := url.Parse(far.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, "", fmt.Sprintf("agents: {general: {destinations: [api]}}\negress:\n  listen: 127.0.0.1:0\n  allow: [{to: %q, for: [api]}]\n  destinations: {api: {hosts: [127.0.0.1], port: %s, tunnel: true}}\n", u.Host, u.Port()))
+	proxy, err := url.Parse(strings.Replace(s.a.EgressURL(), "http://", "http://agent:"+s.agentToken("general")+"@", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(far.Certificate()) // the far end's own: nobody stands between
+	c := &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(proxy), TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	req, err := http.NewRequest("GET", far.URL+"/hello", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer PATCHBAY_PLACEHOLDER_00000000")
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.Contains(string(b), "Bearer PATCHBAY_PLACEHOLDER_00000000") {
+		t.Errorf("%s %v", b, err)
+	}
+	resp.Body.Close()
+	c.CloseIdleConnections()
+	var l command.EgressLog
+	within(t, 5*time.Second, "the tunnel's record", func() bool {
+		l = command.EgressLog{}
+		return s.do("egress.log", command.EgressLogInput{Limit: 5}, &l) == nil && len(l.Requests) == 1 && l.Requests[0].State == "succeeded" && l.Requests[0].Sent > 0 && l.Requests[0].Received > 0 && l.Requests[0].Method == "CONNECT" && !l.Requests[0].Injected
+	})
+}

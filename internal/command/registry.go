@@ -393,10 +393,11 @@ type DestinationsSetInput struct {
 	Inject  string   `json:"inject,omitempty" help:"How the secret goes in: bearer, header:<name>, basic:<user>, query:<name> or body:<name>." default:"bearer"`
 	Secret  string   `name:"inject-secret" json:"inject_secret,omitempty" help:"Which secret: secret:<ref>, connection:<id> or github_app:<ref>."`
 	Needs   []string `json:"needs,omitempty" help:"What a team must have: repo."`
+	Tunnel  bool     `json:"tunnel,omitempty" help:"Pass it through the credential gateway unseen, without a secret."`
 }
 
 func (in *DestinationsSetInput) destination() plane.Destination {
-	d := plane.Destination{Name: in.Name, Hosts: in.Hosts, Port: in.Port, Methods: in.Methods, Paths: in.Paths, Secret: in.Secret, Needs: in.Needs}
+	d := plane.Destination{Name: in.Name, Hosts: in.Hosts, Port: in.Port, Methods: in.Methods, Paths: in.Paths, Secret: in.Secret, Needs: in.Needs, Tunnel: in.Tunnel}
 	kind, arg, _ := strings.Cut(in.Inject, ":")
 	if d.Inject.Kind = kind; kind == "basic" {
 		d.Inject.User = arg
