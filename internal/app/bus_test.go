@@ -75,7 +75,7 @@ func replay(t *testing.T, nc *nats.Conn, prefix string) {
 	}{
 		{"an agent proposes", bare, busRequest("payments", coder, "", "propose", "linear", linearYAML), true, "linear is proposed to payments", ""},
 		{"on its own subject", agent("general"), busRequest("payments", coder, "", "list"), true, "1 mcp server(s)", ""},
-		{"shown", agent("general"), busRequest("payments", coder, "", "show", "linear"), true, "[proposed] linear (from agent:payments/general)\n{", ""},
+		{"shown", agent("general"), busRequest("payments", coder, "", "show", "linear"), true, "[proposed] linear (from agent:payments/general) {", ""},
 		{"nothing is curated", bare, busRequest("payments", coder, "", "list_curated"), true, "0 mcp server(s)", ""},
 		{"an agent accepts", agent("general"), busRequest("payments", coder, "", "accept", "linear"), false, "a person accepts it", plane.Forbidden},
 		{"an agent forgets", bare, busRequest("payments", coder, "", "forget", "linear"), false, "a person accepts it", plane.Forbidden},

@@ -279,7 +279,7 @@ func (b *Bus) operate(ctx context.Context, who plane.Principal, team, op string,
 		return out, err
 	case "show":
 		p, err := b.o.Servers.Show(ctx, who, team, args[0])
-		return response{Text: render(&p)}, err
+		return response{Text: strings.Replace(render(&p), "\n", " ", 1)}, err // text is one line
 	case "accept":
 		id := "" // of the proposal that was looked at
 		if len(args) == 2 {
