@@ -12,19 +12,22 @@ type Stream struct {
 	src   io.Reader
 	found func()
 
-	in    []byte // what was read of src, the held part first
-	out   []byte // redacted, to be handed on
-	err   error  // of src
-	told  bool
-	chunk []byte
+	in   []byte // what was read of src, the held part first
+	kept []byte // what out stands in, used again
+	out  []byte // redacted, to be handed on
+	err  error  // of src
+	told bool
 }
+
+// streamChunk is how much is read at once.
+const streamChunk = 16 << 10
 
 // NewStream redacts src. A nil redactor passes everything on.
 func (r *Redactor) NewStream(src io.Reader, found func()) io.Reader {
 	if r == nil || len(r.needles) == 0 {
 		return src
 	}
-	return &Stream{r: r, src: src, found: found, chunk: make([]byte, 16<<10)}
+	return &Stream{r: r, src: src, found: found, in: make([]byte, 0, streamChunk+r.longest)}
 }
 
 // Read hands on what is known to be clean.
@@ -33,8 +36,9 @@ func (s *Stream) Read(p []byte) (int, error) {
 		if s.err != nil {
 			return 0, s.err
 		}
-		n, err := s.src.Read(s.chunk)
-		s.in = append(s.in, s.chunk[:n]...)
+		held := len(s.in)
+		n, err := s.src.Read(s.in[held:min(cap(s.in), held+streamChunk)])
+		s.in = s.in[:held+n]
 		if s.err = err; err != nil {
 			s.out, s.in = s.clean(s.in), nil
 			continue
@@ -55,7 +59,7 @@ func (s *Stream) step() {
 		cut = end // a secret that is whole already ends behind the cut
 	}
 	s.out = s.clean(s.in[:cut])
-	s.in = append(s.in[:0:0], s.in[cut:]...)
+	s.in = s.in[:copy(s.in, s.in[cut:])]
 }
 
 func (s *Stream) clean(b []byte) []byte {
@@ -66,8 +70,9 @@ func (s *Stream) clean(b []byte) []byte {
 			s.found()
 		}
 	}
-	if !hit {
-		out = bytes.Clone(out) // in is used again
+	if !hit { // in is used again
+		s.kept = append(s.kept[:0], out...)
+		return s.kept
 	}
 	return out
 }
