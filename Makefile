@@ -5,7 +5,7 @@ BIN := bin/patchbay
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bus faults sample bench eval deps clean
+.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bus large faults sample bench eval deps clean
 
 # Builds, and starts everything with a demo server. Needs Go, make and git.
 run: build
@@ -29,7 +29,7 @@ pages:
 
 # What takes minutes: the race detector, fuzzing, kills, a browser, the official
 # suites.
-ci-long: race fuzz kill browser conformance bus sample
+ci-long: race fuzz kill browser conformance bus large sample
 
 RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/oauth ./internal/connect ./internal/consent ./internal/authn ./internal/catalog ./internal/bridge ./internal/registry
 race: deps
@@ -81,6 +81,10 @@ conformance: build deps
 # The bus at a NATS server of its own, and three replicas on it.
 bus: deps
 	go test -tags long -count=1 -timeout 10m -run '^(TestTheBusOutside|TestThreeReplicasAnswerOnce)$$$$' ./internal/app
+
+# 10 GB each way through the credential gateway, and clients that never read.
+large:
+	go test -tags long -count=1 -timeout 10m -v -run '^(TestMuchGoesThrough|TestAClientThatNeverReads)$$$$' ./internal/app
 
 # How well tool search finds, on data that lies beside a checkout of the repository.
 eval:

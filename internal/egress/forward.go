@@ -386,18 +386,25 @@ func (x *exchange) redacted() {
 
 // copy hands a body on as it comes: a client of a stream waits for each event.
 func (x *exchange) copy(body io.Reader) error {
-	flush := http.NewResponseController(x.w)
+	client := http.NewResponseController(x.w)
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := body.Read(buf)
 		if n > 0 {
+			// Of HTTP/2 only this ends a stream whose client does not read.
+			if err := client.SetWriteDeadline(time.Now().Add(writeStall)); err != nil {
+				return err
+			}
 			if _, err := x.w.Write(buf[:n]); err != nil {
 				return err
 			}
 			if n < len(buf) {
-				if err := flush.Flush(); err != nil {
+				if err := client.Flush(); err != nil {
 					return err
 				}
+			}
+			if err := client.SetWriteDeadline(time.Time{}); err != nil {
+				return err
 			}
 		}
 		if errors.Is(err, io.EOF) {
