@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"patchbay/internal/command"
@@ -75,6 +76,9 @@ func (c *egressRunCmd) Run(e *env) error {
 	err = cmd.Run()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
+		if sig, ok := exit.Sys().(syscall.WaitStatus); ok && sig.Signaled() {
+			return exitCode(128 + int(sig.Signal())) // as a shell says it
+		}
 		return exitCode(max(exit.ExitCode(), 1))
 	}
 	return err

@@ -128,9 +128,8 @@ func TestNoWayRoundTheGateway(t *testing.T) {
 	t.Logf("%d attempts", len(list))
 }
 
-// tries makes one attempt, and returns the status of the first answer that refuses, or of
-// the last.
-func (o *outward) tries(t *testing.T, head, sni, request string) (int, string) {
+// dials the gateway, byte by byte.
+func (o *outward) dials(t *testing.T) net.Conn {
 	t.Helper()
 	at, err := url.Parse(o.a.EgressURL())
 	if err != nil {
@@ -140,8 +139,28 @@ func (o *outward) tries(t *testing.T, head, sni, request string) (int, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	return conn
+}
+
+// opens a tunnel to the far end; TLS inside it is not begun.
+func (o *outward) opens(t *testing.T, auth string) *tls.Conn {
+	t.Helper()
+	conn := o.dials(t)
+	fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\nProxy-Authorization: %[2]s\r\n\r\n", o.host, auth)
+	if resp, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("%+v %v", resp, err)
+	}
+	return tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+}
+
+// tries makes one attempt, and returns the status of the first answer that refuses, or of
+// the last.
+func (o *outward) tries(t *testing.T, head, sni, request string) (int, string) {
+	t.Helper()
+	conn := o.dials(t)
+	defer conn.Close()
 	if _, err := io.WriteString(conn, head); err != nil {
 		return 0, err.Error()
 	}
@@ -187,26 +206,7 @@ func (o *outward) tries(t *testing.T, head, sni, request string) (int, string) {
 func TestASecondRequestInATunnel(t *testing.T) {
 	o := newOutward(t, "{kind: bearer}", ", methods: [GET], paths: [\"/x*\"]")
 	good := "GET /x HTTP/1.1\r\nHost: " + o.host + "\r\nAuthorization: Bearer " + o.placeholder + "\r\n\r\n"
-	basic := base64.StdEncoding.EncodeToString([]byte("agent:" + o.token))
-	open := func() *tls.Conn {
-		t.Helper()
-		at, err := url.Parse(o.a.EgressURL())
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn, err := net.Dial("tcp", at.Host)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(10 * time.Second))
-		fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\nProxy-Authorization: Basic %[2]s\r\n\r\n", o.host, basic)
-		if resp, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
-			t.Fatalf("%+v %v", resp, err)
-		}
-		return tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
-	}
-	in := open()
+	in := o.opens(t, "Basic "+base64.StdEncoding.EncodeToString([]byte("agent:"+o.token)))
 	r := bufio.NewReader(in)
 	for i, c := range []struct {
 		request string
@@ -228,7 +228,7 @@ func TestASecondRequestInATunnel(t *testing.T) {
 		}
 	}
 	// HTTP/2 with another authority.
-	c := open()
+	c := o.opens(t, "Bearer "+o.token)
 	c2 := tls.Client(c.NetConn(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	if err := c2.Handshake(); err != nil || c2.ConnectionState().NegotiatedProtocol != "h2" {
 		t.Fatalf("%v", err)

@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -400,21 +399,7 @@ func TestAWebSocketAndATunnel(t *testing.T) {
 			io.WriteString(conn, "echo "+line+"and "+outSecret+"!\n")
 		}
 	})
-	at, err := url.Parse(o.a.EgressURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := net.Dial("tcp", at.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
-	fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\nProxy-Authorization: Bearer %[2]s\r\n\r\n", o.host, o.token)
-	if resp, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
-		t.Fatalf("%+v %v", resp, err)
-	}
-	in := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+	in := o.opens(t, "Bearer "+o.token)
 	fmt.Fprintf(in, "GET /socket HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\nAuthorization: Bearer %s\r\n\r\nhello\n", o.host, o.placeholder)
 	r := bufio.NewReader(in)
 	resp, err := http.ReadResponse(r, nil)

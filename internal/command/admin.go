@@ -158,7 +158,7 @@ func newToken(s *policy.Snapshot, who plane.Principal, in *TokensCreateInput) (a
 		case !s.Operator(who, in.Agent):
 			return n, plane.Errorf(plane.Forbidden, "Only the operators of %s make its tokens.", in.Agent)
 		case in.Team != "" && !s.Admin(who) && !s.Member(who, in.Team), in.Team != "" && !s.Team(in.Team):
-			return n, plane.Errorf(plane.Forbidden, "There is no such team, or you are not in it.").At("team")
+			return n, notInTeam(who)
 		}
 		if in.Me {
 			n.Person = who.ID

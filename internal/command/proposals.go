@@ -127,6 +127,9 @@ func (o *ProposalShow) Text(w io.Writer, s Style) {
 	}
 	if f := o.Found; f != nil {
 		fmt.Fprintf(w, "asked\t%s: %s %s\n", s.ago(f.At), s.state(string(f.Health)), bridge.Visible(f.Detail))
+		if f.Next != "" {
+			fmt.Fprintf(w, "next\t%s\n", bridge.Visible(f.Next))
+		}
 		if f.SignIn != "" {
 			fmt.Fprintf(w, "signs in by\t%s %s\n", f.SignIn, bridge.Visible(strings.Join(f.Scopes, " ")))
 		}

@@ -11,6 +11,7 @@ import (
 	"patchbay/internal/bridge"
 	"patchbay/internal/ledger"
 	"patchbay/internal/plane"
+	"patchbay/internal/policy"
 	"patchbay/internal/run"
 )
 
@@ -173,6 +174,12 @@ type Resolved struct {
 // Text says nothing: success is quiet.
 func (o *Resolved) Text(io.Writer, Style) {}
 
+// notInTeam refuses a team that was named.
+func notInTeam(who plane.Principal) error {
+	no := policy.NotInTeam(who)
+	return plane.Errorf(no.Kind, "%s", no.Reason).At("team").Then(no.Next)
+}
+
 func runCommands(d Deps) []*Command {
 	return []*Command{
 		define(About{Name: "runs.start", Summary: "Asks an agent something; the run goes on by itself.", Right: plane.RunsWrite, Example: "runs start \"Where is order 1002?\""},
@@ -182,7 +189,7 @@ func runCommands(d Deps) []*Command {
 				}
 				if in.Team != "" {
 					if !d.Policy().Member(who, in.Team) {
-						return nil, plane.Errorf(plane.Forbidden, "There is no such team, or you are not in it.").At("team")
+						return nil, notInTeam(who)
 					}
 					who.Team = in.Team
 				}

@@ -61,7 +61,7 @@ func why(d Deps, who plane.Principal, in *WhyInput) (*Why, error) {
 	}
 	if in.Team != "" {
 		if !snap.Member(who, in.Team) {
-			return nil, plane.Errorf(plane.Forbidden, "There is no such team, or you are not in it.").At("team")
+			return nil, notInTeam(who)
 		}
 		who.Team = in.Team
 	}

@@ -25,7 +25,12 @@ func (s *Service) Look(ctx context.Context, who plane.Principal, team string, d 
 	defer cancel()
 	out := plane.Found{At: s.o.Clock.Now(), Health: plane.HealthUnavailable}
 	fail := func(err error) plane.Found {
-		out.Detail = strings.TrimPrefix(plane.Public(err).Message, d.Name+": ")
+		e := plane.Public(err)
+		_, short, ok := strings.Cut(e.Message, d.Name+": ") // whose scope's it would be is said above
+		if !ok {
+			short = e.Message
+		}
+		out.Detail, out.Next = short, e.Next
 		return out
 	}
 	conn := plane.Connection{Slug: d.Name, Endpoint: d.URL, Auth: plane.AuthNone, Origin: plane.Added, CreatedBy: who.ID, Enabled: true,

@@ -109,6 +109,7 @@ type Found struct {
 	At     time.Time   `json:"at"`
 	Health Health      `json:"health"`
 	Detail string      `json:"detail,omitempty"`
+	Next   string      `json:"next,omitempty"` // what to do where it could not be asked
 	Tools  []FoundTool `json:"tools,omitempty"`
 	SignIn Auth        `json:"sign_in,omitempty"` // how it wants to be signed in to
 	Scopes []string    `json:"scopes,omitempty"`  // that it will ask for

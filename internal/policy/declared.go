@@ -62,10 +62,13 @@ func (s *Snapshot) MayPropose(p plane.Principal, team string) *Denial {
 	if s.InTeam(p, team) || s.Admin(p) && s.Team(team) {
 		return nil
 	}
-	return noTeam
+	return NotInTeam(p)
 }
 
-var noTeam = &Denial{Kind: plane.Forbidden, Reason: "There is no such team, or you are not in it."}
+// NotInTeam refuses whoever a team does not list; it does not tell whether there is one.
+func NotInTeam(p plane.Principal) *Denial {
+	return &Denial{Kind: plane.Forbidden, Reason: "There is no such team, or you are not in it.", Next: "an operator names its members in patchbay.yaml, teams.<team>.members; you are " + p.ID}
+}
 
 // InTeam reports whether a person belongs to a team; no agent does by its token.
 func (s *Snapshot) InTeam(p plane.Principal, team string) bool {
@@ -82,7 +85,7 @@ func (s *Snapshot) MayCurate(p plane.Principal, team string, d *plane.Declaratio
 	case s.Admin(p) && s.Team(team):
 		return nil
 	case !s.InTeam(p, team):
-		return noTeam
+		return NotInTeam(p)
 	case strings.HasPrefix(team, impliedTeam) && !isAny(s.teams[team].ConfigWrite, p):
 		return &Denial{Kind: plane.Forbidden, Reason: "Deciding about a channel's servers needs config:write there."}
 	}

@@ -58,7 +58,7 @@ func (s *Snapshot) MayWrite(p plane.Principal, sc plane.Scope) *Denial {
 	case plane.ScopeTeam:
 		t, ok := s.teams[sc.Name]
 		if !ok || !s.Admin(p) && !isAny(t.Members, p) {
-			return no("There is no such team, or you are not in it.")
+			return no(NotInTeam(p).Reason)
 		}
 		if s.Admin(p) || isAny(t.ConfigWrite, p) && p.Rights.Has(plane.ConfigWrite) {
 			return nil

@@ -235,19 +235,28 @@ func (s *Store) StrandedCalls(ctx context.Context, now, dispatched, waiting time
 	return append(out, more...), err
 }
 
-// Calls returns the latest calls that a filter lets through, newest first.
-func (s *Store) Calls(ctx context.Context, f plane.CallFilter) ([]plane.Call, error) {
+// equal is a column that must hold a value, unless the value is empty.
+type equal struct{ column, value string }
+
+// where is the condition of a filter over rows whose ids rise, and its arguments.
+func where(before string, all []equal) (string, []any) {
 	cond, args := "1 = 1", []any{}
-	for _, c := range []struct{ column, value string }{{"agent", f.Agent}, {"server", f.Server}, {"state", f.State}, {"run", string(f.Run)}} {
+	for _, c := range all {
 		if c.value != "" {
 			cond += " AND " + c.column + " = ?"
 			args = append(args, c.value)
 		}
 	}
-	if f.Before != "" {
+	if before != "" {
 		cond += " AND id < ?"
-		args = append(args, f.Before)
+		args = append(args, before)
 	}
+	return cond, args
+}
+
+// Calls returns the latest calls that a filter lets through, newest first.
+func (s *Store) Calls(ctx context.Context, f plane.CallFilter) ([]plane.Call, error) {
+	cond, args := where(string(f.Before), []equal{{"agent", f.Agent}, {"server", f.Server}, {"state", f.State}, {"run", string(f.Run)}})
 	var out []plane.Call
 	err := s.each(ctx, func(r *sql.Rows) error {
 		c, err := scanCall(r)

@@ -39,17 +39,7 @@ func (s *Store) StrandEgress(t plane.Tx, before time.Time, owner string) error {
 
 // Egress lists requests of the credential gateway, newest first.
 func (s *Store) Egress(ctx context.Context, f plane.EgressFilter) ([]plane.EgressRecord, error) {
-	cond, args := "1 = 1", []any{}
-	for _, c := range []struct{ column, value string }{{"agent", f.Agent}, {"host", f.Host}, {"state", string(f.State)}} {
-		if c.value != "" {
-			cond += " AND " + c.column + " = ?"
-			args = append(args, c.value)
-		}
-	}
-	if f.Before != "" {
-		cond += " AND id < ?"
-		args = append(args, f.Before)
-	}
+	cond, args := where(f.Before, []equal{{"agent", f.Agent}, {"host", f.Host}, {"state", string(f.State)}})
 	var out []plane.EgressRecord
 	err := s.each(ctx, func(r *sql.Rows) error {
 		var e plane.EgressRecord
