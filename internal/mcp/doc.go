@@ -1,6 +1,6 @@
 // Package mcp is the wire of the Model Context Protocol: JSON-RPC messages,
 // Streamable HTTP for 2025-06-18, 2025-11-25 and 2026-07-28 as client and as
-// server, and an in-memory pair.
+// server, stdio as client, and an in-memory pair.
 //
 // It promises to keep the peer's own bytes of every definition and result, to
 // read only what policy needs from them, to bound every body, stream, page and
