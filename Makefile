@@ -5,7 +5,7 @@ BIN := bin/patchbay
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: run build test lint pages ci-long race fuzz kill browser conformance bus large faults sample bench eval deps clean
+.PHONY: run build test lint pages inits ci-long race fuzz kill browser conformance bus large faults sample bench eval deps clean
 
 # Builds, and starts everything with a demo server. Needs Go, make and git.
 run: build
@@ -26,6 +26,12 @@ lint:
 # Writes the pages' Go from their templates; the result is checked in.
 pages:
 	go tool templ generate -path internal/web
+
+# Builds process 1 of the sandbox for every machine; the result is checked in, and a test
+# holds it to its source.
+INIT_FLAGS := -trimpath -buildvcs=false -ldflags "-s -w -buildid="
+inits:
+	@for arch in amd64 arm64; do GOOS=linux GOARCH=$$arch go build $(INIT_FLAGS) -o bin/init-$$arch ./internal/sandbox/init && gzip -9nc bin/init-$$arch >internal/sandbox/inits/$$arch.gz; done
 
 # What takes minutes: the race detector, fuzzing, kills, a browser, the official
 # suites.

@@ -1,0 +1,517 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"patchbay/internal/plane"
+)
+
+// Runner starts sandboxes by one backend. Close it.
+type Runner struct {
+	o       Options
+	back    backend
+	dir     string // the init, the filter and the files of /etc
+	groups  *groups
+	firstID int // of the users that sandboxes get
+
+	mu     sync.Mutex
+	slots  []bool
+	open   map[*Process]struct{}
+	closed bool
+}
+
+// started is how long a sandbox may take until its command runs.
+const started = 10 * time.Second
+
+// New makes a runner and runs a command in it, to see that it can. The error says why
+// there is no sandbox here.
+func New(ctx context.Context, o Options) (*Runner, error) {
+	if o.Most <= 0 {
+		o.Most = 64
+	}
+	r := &Runner{o: o, open: map[*Process]struct{}{}, slots: make([]bool, o.Most)}
+	var err error
+	switch o.Kind {
+	case "container":
+		r.back, err = newContainer(o.Engine, o.Image)
+	default:
+		r.back, err = newBubblewrap()
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Far above what systems give to people, services and containers.
+	r.firstID = 1_900_000_000 + rand.IntN(1000)*o.Most
+	if r.o.Kind == "container" {
+		r.firstID = nobody
+	}
+	if err := r.files(); err != nil {
+		return nil, &errUnusable{"the sandbox's files cannot be written", err}
+	}
+	r.groups = findGroups()
+	if err := r.try(ctx); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+const nobody = 65534
+
+// try runs the init's shortest way.
+func (r *Runner) try(ctx context.Context) error {
+	p, err := r.Start(ctx, Spec{Name: "trial", Command: "true"})
+	if err != nil {
+		return &errUnusable{r.back.about() + " cannot make a sandbox here", err}
+	}
+	defer p.Close()
+	select {
+	case <-p.Done():
+	case <-time.After(started):
+		return &errUnusable{r.back.about() + " does not end", nil}
+	}
+	if p.end.word != "exit" || p.end.n != 0 {
+		return &errUnusable{r.back.about() + " cannot run a command", p.Why()}
+	}
+	return nil
+}
+
+// files writes what every sandbox is shown.
+func (r *Runner) files() error {
+	sweep()
+	dir, err := os.MkdirTemp("", fmt.Sprintf("patchbay-sandbox-%d-", os.Getpid()))
+	if err != nil {
+		return err
+	}
+	r.dir = dir
+	program, err := initProgram()
+	if err != nil {
+		return err
+	}
+	for name, f := range map[string]struct {
+		b    []byte
+		mode os.FileMode
+	}{
+		"init":              {program, 0o755},
+		"filter":            {filter(), 0o644},
+		"etc.passwd":        {[]byte("root:x:0:0:root:/:/bin/false\nagent:x:1000:1000:agent:" + home + ":/bin/sh\n"), 0o644},
+		"etc.group":         {[]byte("root:x:0:\nagent:x:1000:\n"), 0o644},
+		"etc.hosts":         {[]byte("127.0.0.1 localhost\n::1 localhost\n"), 0o644},
+		"etc.nsswitch.conf": {[]byte("passwd: files\ngroup: files\nhosts: files\n"), 0o644},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), f.b, f.mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(filepath.Join(dir, name), f.mode); err != nil { // whatever the umask
+			return err
+		}
+	}
+	return nil
+}
+
+// sweep takes away what a killed process left.
+func sweep() {
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), "patchbay-sandbox-*-*"))
+	if err != nil {
+		return
+	}
+	for _, dir := range left {
+		pid, err := strconv.Atoi(strings.Split(filepath.Base(dir), "-")[2])
+		if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			os.RemoveAll(dir)
+		}
+	}
+}
+
+// Force says which limits hold here, for people.
+func (r *Runner) Force() []string {
+	l := r.o.Limits
+	out := []string{r.back.about(), "no network but the way to the credential gateway", "read-only system, empty home",
+		fmt.Sprintf("%d processes, %d files, %d MiB of memory, %s of CPU a process", l.Processes, l.Files, l.Memory>>20, l.CPU)}
+	if r.o.Kind == "container" {
+		out = append(out, "the engine's seccomp filter")
+	} else {
+		out = append(out, "a seccomp filter of "+strconv.Itoa(len(refused)+len(missing)+5)+" rules")
+	}
+	if r.back.uids() {
+		out = append(out, "a user of its own")
+	} else {
+		out = append(out, "a namespace of users")
+	}
+	out = append(out, r.back.holds()...)
+	if names := r.groups.names(); len(names) > 0 {
+		out = append(out, "cgroups: "+strings.Join(names, ", "))
+	} else {
+		out = append(out, "cgroups: none can be written here")
+	}
+	return out
+}
+
+// Close ends every sandbox.
+func (r *Runner) Close() {
+	r.mu.Lock()
+	r.closed = true
+	var all []*Process
+	for p := range r.open {
+		all = append(all, p)
+	}
+	r.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range all {
+		wg.Go(p.Close)
+	}
+	wg.Wait()
+	os.RemoveAll(r.dir)
+}
+
+func (r *Runner) enter(p *Process) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
+	}
+	for i, taken := range r.slots {
+		if !taken {
+			r.slots[i], p.slot = true, i
+			r.open[p] = struct{}{}
+			return nil
+		}
+	}
+	return plane.Errorf(plane.Limited, "%d stdio servers run already, which is the most.", len(r.slots)).Over("sandboxes")
+}
+
+func (r *Runner) leave(p *Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.open[p]; ok {
+		delete(r.open, p)
+		r.slots[p.slot] = false
+	}
+}
+
+// Start runs a command in a sandbox of its own. It returns when the command has begun.
+func (r *Runner) Start(ctx context.Context, s Spec) (*Process, error) {
+	p := &Process{r: r, name: s.Name, done: make(chan struct{})}
+	if err := r.enter(p); err != nil {
+		return nil, err
+	}
+	if err := r.start(ctx, p, s); err != nil {
+		p.finish()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (r *Runner) start(ctx context.Context, p *Process, s Spec) error {
+	var err error
+	if p.dir, err = os.MkdirTemp(r.dir, "box"); err != nil {
+		return err
+	}
+	b := &box{dir: p.dir, limits: r.o.Limits, filter: filepath.Join(r.dir, "filter"), read: r.o.Read, names: []string{"life.sock"}}
+	if p.life, err = listen(filepath.Join(p.dir, "life.sock")); err != nil {
+		return err
+	}
+	if s.Gateway != nil {
+		gate, err := listen(filepath.Join(p.dir, "egress.sock"))
+		if err != nil {
+			return err
+		}
+		p.gate = gate
+		b.names = append(b.names, "egress.sock")
+		go s.Gateway(gate)
+	}
+	if err := r.show(b, s.Files); err != nil {
+		return err
+	}
+	if r.back.uids() {
+		b.uid = r.firstID
+		if r.o.Kind != "container" {
+			b.uid += p.slot
+		}
+	}
+	l := r.o.Limits
+	b.env = append([]string{"PATH=" + searchPath(b.read), "HOME=" + home, "TMPDIR=/tmp", "LANG=C.UTF-8", "USER=agent"}, s.Env...)
+	b.init = append([]string{Inside + "/init", fmt.Sprintf("uid=%d", b.uid), fmt.Sprintf("gid=%d", b.uid), fmt.Sprintf("nproc=%d", l.Processes), fmt.Sprintf("nofile=%d", l.Files),
+		fmt.Sprintf("fsize=%d", l.FileBytes), fmt.Sprintf("cpu=%d", int(l.CPU.Seconds())), "core=0", fmt.Sprintf("rss=%d", l.Memory), fmt.Sprintf("port=%d", proxyPort), "--", s.Command}, s.Args...)
+	cmd, err := r.back.wrap(b)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, f := range cmd.ExtraFiles {
+			f.Close()
+		}
+	}()
+	if err := p.spawn(cmd); err != nil {
+		return err
+	}
+	return p.begin(ctx)
+}
+
+// show puts the files that all sandboxes have, and those of this one, in the box's
+// directory.
+func (r *Runner) show(b *box, own map[string][]byte) error {
+	common, err := os.ReadDir(r.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range common {
+		if e.IsDir() || e.Name() == "filter" {
+			continue
+		}
+		if err := os.Link(filepath.Join(r.dir, e.Name()), filepath.Join(b.dir, e.Name())); err != nil {
+			return err
+		}
+		b.names = append(b.names, e.Name())
+	}
+	for name, content := range own {
+		path := filepath.Join(b.dir, name)
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			return err
+		}
+		if err := os.Chmod(path, 0o644); err != nil {
+			return err
+		}
+		b.names = append(b.names, name)
+	}
+	return nil
+}
+
+// listen opens a socket that a sandbox's user may speak to; the directory around it is
+// nobody else's.
+func listen(path string) (*net.UnixListener, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	return l, os.Chmod(path, 0o666)
+}
+
+// searchPath finds commands in the system and in what config shows.
+func searchPath(read []string) string {
+	path := "/usr/local/bin:/usr/bin:/bin"
+	for _, dir := range read {
+		for _, sub := range []string{"", "bin", "node_modules/.bin", ".bin"} {
+			path += ":" + filepath.Join(dir, sub)
+		}
+	}
+	return path
+}
+
+// ended is how the init said that its command ended.
+type ended struct {
+	word string
+	n    int
+}
+
+// Process is a command in a sandbox. Its Stdin and Stdout are the caller's to use, its
+// stderr is logged and bounded.
+type Process struct {
+	Stdin  *os.File
+	Stdout *os.File
+
+	r      *Runner
+	name   string
+	slot   int
+	dir    string
+	life   *net.UnixListener
+	gate   *net.UnixListener
+	conn   *net.UnixConn // to the init
+	cmd    *exec.Cmd
+	words  *lastWords
+	group  *group
+	waited chan error
+	done   chan struct{}
+	end    ended // once done
+	once   sync.Once
+}
+
+// Done is closed when nothing of the sandbox is left.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// spawn starts the wrapped command with three streams.
+func (p *Process) spawn(cmd *exec.Cmd) error {
+	inR, inW, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	outR, outW, err := os.Pipe()
+	if err != nil {
+		inR.Close()
+		inW.Close()
+		return err
+	}
+	errR, errW, err := os.Pipe()
+	if err != nil {
+		for _, f := range []*os.File{inR, inW, outR, outW} {
+			f.Close()
+		}
+		return err
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = inR, outW, errW
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "XDG_RUNTIME_DIR=" + os.Getenv("XDG_RUNTIME_DIR")} // the wrapper's
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err = cmd.Start()
+	for _, f := range []*os.File{inR, outW, errW} {
+		f.Close()
+	}
+	p.Stdin, p.Stdout = inW, outR
+	if err != nil {
+		errR.Close()
+		return err
+	}
+	p.cmd, p.waited = cmd, make(chan error, 1)
+	p.words = newLastWords(errR, p.r.o.Log, p.name)
+	go func() { p.waited <- cmd.Wait() }()
+	return nil
+}
+
+// begin waits for the init, puts it under its groups, and has it start the command.
+func (p *Process) begin(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, started)
+	defer cancel()
+	got := make(chan error, 1)
+	go func() {
+		var err error
+		p.conn, err = p.life.AcceptUnix()
+		got <- err
+	}()
+	var err error
+	select {
+	case err = <-got:
+	case werr := <-p.waited:
+		p.waited <- werr
+		p.words.settle()
+		err = errors.Join(errors.New("the sandbox ended before its command began: "+p.words.last()), werr)
+	case <-ctx.Done():
+		err = errors.Join(errors.New("the sandbox did not come up: "+p.words.last()), ctx.Err())
+	}
+	p.life.Close() // one init, one connection
+	if err == nil {
+		if p.conn == nil {
+			err = errors.New("the sandbox's init did not come")
+		} else if p.group, err = p.r.groups.put(p.conn, p.r.o.Limits); err == nil {
+			_, err = p.conn.Write([]byte("g"))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	go p.watch()
+	return nil
+}
+
+// watch waits for the end, however it comes.
+func (p *Process) watch() {
+	b, err := io.ReadAll(io.LimitReader(p.conn, 64)) // until the init is gone, or we let go of it
+	if err == nil {
+		word, n, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+		p.end.word = word
+		if p.end.n, err = strconv.Atoi(n); err != nil {
+			p.end.n = -1
+		}
+	}
+	p.finish()
+}
+
+// Close ends the command and everything that it started, and waits until it is gone.
+func (p *Process) Close() {
+	if p.conn != nil {
+		p.conn.Close() // the init ends, and with it all processes of its namespace
+	}
+	<-p.done
+}
+
+// finish clears everything away, once.
+func (p *Process) finish() {
+	p.once.Do(func() {
+		defer close(p.done)
+		for _, l := range []*net.UnixListener{p.life, p.gate} {
+			if l != nil {
+				l.Close()
+			}
+		}
+		if p.conn != nil {
+			p.conn.Close()
+		}
+		if p.cmd != nil {
+			p.reap()
+		}
+		if p.group != nil {
+			if p.end.word != "" && p.group.overfull() {
+				p.end = ended{"memory", int(p.r.o.Limits.Memory >> 20)}
+			}
+			p.group.end()
+		}
+		for _, f := range []*os.File{p.Stdin, p.Stdout} {
+			if f != nil && p.cmd == nil {
+				f.Close()
+			}
+		}
+		if p.Stdin != nil {
+			p.Stdin.Close()
+		}
+		if p.words != nil {
+			p.words.close()
+		}
+		os.RemoveAll(p.dir)
+		p.r.leave(p)
+		if p.cmd != nil && p.name != "trial" {
+			p.r.o.Log.Info("a stdio server's process ended", "server", p.name, "how", p.reason(), "stderr", p.words.last(), "stderr_bytes", p.words.bytes())
+		}
+	})
+}
+
+// reap waits for the wrapper, and kills it when it lingers.
+func (p *Process) reap() {
+	select {
+	case <-p.waited:
+		return
+	case <-time.After(2 * time.Second):
+	}
+	syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	<-p.waited
+}
+
+// Why says how the process ended, for a log and never for a prompt.
+func (p *Process) Why() error { return errors.New(p.reason() + ": " + p.words.last()) }
+
+// reason is a sentence of ours.
+func (p *Process) reason() string {
+	switch p.end.word {
+	case "exit":
+		return "it ended by itself with status " + strconv.Itoa(p.end.n)
+	case "signal":
+		return "it was ended by the signal " + syscall.Signal(p.end.n).String()
+	case "memory":
+		return fmt.Sprintf("it wanted more than the %d MiB of memory that it may hold, and was ended", p.r.o.Limits.Memory>>20)
+	case "":
+		return "it was ended"
+	}
+	return "its sandbox could not " + p.end.word
+}
+
+// Reason is why the process ended by itself, "" while it runs or when it was closed.
+func (p *Process) Reason() string {
+	select {
+	case <-p.done:
+		if p.end.word != "" {
+			return p.reason()
+		}
+	default:
+	}
+	return ""
+}
