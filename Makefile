@@ -100,9 +100,10 @@ bench: build deps
 	go build -o bench/out/ ./bench/...
 	bench/out/bench
 
-# PostgreSQL and the npm peers, where they are missing.
+# PostgreSQL, the sandbox and the npm peers, where they are missing.
 deps: test/peers/node_modules/.installed
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q postgresql; }
+	@command -v bwrap >/dev/null || { apt-get update -q && apt-get install -y -q bubblewrap; }
 	@command -v git >/dev/null && command -v curl >/dev/null && command -v python3 >/dev/null || { apt-get update -q && apt-get install -y -q git curl python3; }
 
 test/peers/node_modules/.installed: test/peers/package-lock.json

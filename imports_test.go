@@ -20,9 +20,9 @@ const module = "patchbay/"
 // allowed is what each package may import of ours. Imports go down; what is not
 // here does not exist.
 var allowed = map[string]string{
-	"cmd/patchbay": "app client command consent bridge netguard plane secret",
+	"cmd/patchbay": "app client command consent bridge egress netguard plane secret",
 
-	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run secret store telemetry upstream web",
+	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run sandbox secret store telemetry upstream web",
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane registry run secret",
@@ -49,6 +49,9 @@ var allowed = map[string]string{
 	"internal/oauth":  "plane secret",
 	"internal/mcp":    "plane",
 	"internal/model":  "plane secret",
+
+	"internal/sandbox":      "plane",
+	"internal/sandbox/init": "",
 
 	// ground
 	"internal/store":     "plane",

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"patchbay/internal/command"
+	"patchbay/internal/egress"
 	"patchbay/internal/plane"
 )
 
@@ -22,14 +22,6 @@ type egressRunCmd struct {
 	Team    string   `help:"The team it is for, whose secrets it may use."`
 	Command []string `arg:"" optional:"" passthrough:"" placeholder:"COMMAND" help:"The command and its arguments, after --."`
 }
-
-// nodePreload has Node's https and fetch take the gateway.
-//
-//go:embed node-preload.cjs
-var nodePreload string
-
-// roots are where systems keep the certificates that they trust.
-var roots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem", "/usr/local/etc/openssl/cert.pem"}
 
 // Run runs it with the proxy, the certificate and the placeholder set, and with a token
 // that ends with it.
@@ -84,31 +76,17 @@ func (c *egressRunCmd) Run(e *env) error {
 	return err
 }
 
-// gatewayEnv are the variables that clients read: curl, git, Go, Python, pip, npm and Node.
+// gatewayEnv writes what clients read to a directory, and returns the variables that name
+// it.
 func gatewayEnv(dir string, ca *command.EgressCA, token string) ([]string, error) {
-	own, bundle, preload := filepath.Join(dir, "gateway.pem"), filepath.Join(dir, "bundle.pem"), filepath.Join(dir, "preload.cjs")
-	all := ca.PEM
-	for _, f := range append([]string{os.Getenv("SSL_CERT_FILE")}, roots...) {
-		if b, err := os.ReadFile(f); f != "" && err == nil {
-			all = string(b) + "\n" + ca.PEM
-			break
-		}
-	}
-	for f, text := range map[string]string{own: ca.PEM, bundle: all, preload: nodePreload} {
-		if err := os.WriteFile(f, []byte(text), 0o644); err != nil {
+	for name, text := range egress.ClientFiles(ca.PEM) {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
 			return nil, plane.Errorf(plane.Unavailable, "The gateway's certificate cannot be written.").Because(err)
 		}
 	}
-	proxy := strings.Replace(ca.URL, "http://", "http://agent:"+token+"@", 1)
-	out := []string{"PATCHBAY_PLACEHOLDER=" + ca.Placeholder, "NODE_EXTRA_CA_CERTS=" + own, "NODE_OPTIONS=" + strings.TrimSpace(os.Getenv("NODE_OPTIONS")+" --require "+preload)}
-	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
-		out = append(out, name+"="+proxy)
-	}
-	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT", "npm_config_cafile", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE"} {
-		out = append(out, name+"="+bundle)
-	}
+	out := egress.ClientEnv(dir, strings.Replace(ca.URL, "http://", "http://agent:"+token+"@", 1), ca.Placeholder, os.Getenv("NODE_OPTIONS"))
 	if os.Getenv("NO_PROXY") == "" && os.Getenv("no_proxy") == "" {
-		out = append(out, "NO_PROXY=localhost,127.0.0.1,::1", "no_proxy=localhost,127.0.0.1,::1")
+		out = append(out, "NO_PROXY="+egress.Near, "no_proxy="+egress.Near)
 	}
 	return out, nil
 }

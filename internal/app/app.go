@@ -91,6 +91,8 @@ type App struct {
 	egress   *egress.Proxy      // nil for none
 	ca       *egress.CA
 	egressAt string
+	gateMu   sync.Mutex // of egress and ca, which are opened when somebody needs them
+	boxes    sandboxes
 	token    string // the placeholder
 	replica  *replica
 	worker   *catalog.Worker
@@ -376,6 +378,7 @@ func (a *App) Close() error {
 		s.Close() // Run has drained it; New that failed has none
 	}
 	a.closeBus()
+	a.boxes.close()
 	if a.egress != nil {
 		a.egress.Close()
 	}

@@ -46,6 +46,7 @@ type Config struct {
 	Retention  RetentionConfig  `yaml:"retention"`
 
 	Egress    EgressConfig    `yaml:"egress"`
+	Sandbox   SandboxConfig   `yaml:"sandbox"`
 	MCP       Switch          `yaml:"mcp"`
 	Limits    plane.Limits    `yaml:"limits"`
 	Telemetry TelemetryConfig `yaml:"telemetry"`
@@ -395,7 +396,7 @@ func (c *Config) validate() error {
 			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
 		}
 	}
-	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkEgress} {
+	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkEgress, c.checkSandbox} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -201,6 +201,7 @@ func (a *App) compile(ctx context.Context, cfg *Config, agents map[string]plane.
 			out.Registry = append(out.Registry, plane.Declared{Declaration: p.Declaration, Layer: plane.LayerRegistry, From: p.Source, At: p.DecidedAt, AcceptedBy: p.DecidedBy})
 		}
 	}
+	out.Sandbox = a.boxes.any(ctx, a, out)
 	a.declared.sources = out
 	return out, nil
 }

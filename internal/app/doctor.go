@@ -1,12 +1,16 @@
 package app
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"os"
+	"strings"
 
 	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
+	"patchbay/internal/sandbox"
 )
 
 // Checked is one thing that CheckConfig looked at.
@@ -16,7 +20,30 @@ type Checked struct {
 	Fine string
 }
 
-// CheckConfig looks at what a config asks for, without opening anything.
+// checkedSandbox tries the sandbox, and tells which limits are in force. Where config asks
+// for none, none is missed.
+func (c *Config) checkedSandbox() Checked {
+	out := Checked{What: "sandbox"}
+	if c.Sandbox.Kind == "none" {
+		out.Fine = "none: stdio servers are left out"
+		return out
+	}
+	o := c.sandboxOptions()
+	o.Log = slog.New(slog.DiscardHandler)
+	r, err := sandbox.New(context.Background(), o)
+	switch {
+	case err == nil:
+		out.Fine = strings.Join(r.Force(), "; ")
+		r.Close()
+	case c.Sandbox.Kind == "":
+		out.Fine = "none here, so stdio servers are left out: " + err.Error()
+	default:
+		out.Err = plane.Errorf(plane.Unavailable, "stdio servers are left out: %v", err).Then("docs/stdio.md")
+	}
+	return out
+}
+
+// CheckConfig looks at what a config asks for, without opening the database.
 func CheckConfig(c *Config) []Checked {
 	var out []Checked
 	add := func(what string, err error, fine string) { out = append(out, Checked{what, err, fine}) }
@@ -43,6 +70,7 @@ func CheckConfig(c *Config) []Checked {
 		}
 		add("server "+p.Slug, err, p.Endpoint)
 	}
+	out = append(out, c.checkedSandbox())
 	for _, name := range sortedKeys(c.models()) {
 		_, err := c.provider(name)
 		m := c.models()[name]

@@ -54,22 +54,37 @@ func (a *App) openEgress(ctx context.Context) error {
 		}
 		return plane.Errorf(plane.Unavailable, "The credential gateway cannot listen on %s.", addr).Then("Set egress.listen to a free address, or to off.").Because(err)
 	}
-	if a.ca, err = egress.OpenCA(ctx, a.store, a.ring, a.o.Clock); err != nil {
+	gate, err := a.gateway(ctx)
+	if err != nil {
 		l.Close()
 		return err
 	}
+	a.egressAt = "http://" + l.Addr().String()
+	go gate.Serve(l)
+	return nil
+}
+
+// gateway is the credential gateway, opened for the first who needs it: its port, or a
+// sandbox's socket.
+func (a *App) gateway(ctx context.Context) (*egress.Proxy, error) {
+	a.gateMu.Lock()
+	defer a.gateMu.Unlock()
+	if a.egress != nil {
+		return a.egress, nil
+	}
+	ca, err := egress.OpenCA(ctx, a.store, a.ring, a.o.Clock)
+	if err != nil {
+		return nil, err
+	}
 	if a.store.Kind() == "sqlite" { // nobody else holds any
-		err = a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(time.Second), "") })
-		if err != nil {
-			l.Close()
-			return err
+		if err := a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(time.Second), "") }); err != nil {
+			return nil, err
 		}
 	}
+	a.ca = ca
 	a.egress = egress.New(egress.Options{CA: a.ca, Policy: a.policy.Load, Lender: a.conns, Who: a.auth.Token, Transport: a.guard.Untrusted, Dial: a.guard.DialFor, Records: a.store,
 		Placeholder: a.token, Clock: a.o.Clock, Log: a.o.Log, Owner: a.peers.name})
-	a.egressAt = "http://" + l.Addr().String()
-	go a.egress.Serve(l)
-	return nil
+	return a.egress, nil
 }
 
 // EgressURL is where the credential gateway listens, or "".

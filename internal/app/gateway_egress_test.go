@@ -342,7 +342,7 @@ func TestRealClients(t *testing.T) {
 	o := newOutward(t, "{kind: bearer}", "")
 	env := append(os.Environ(), "HTTPS_PROXY="+o.proxy, "https_proxy="+o.proxy, "NO_PROXY=", "no_proxy=", "SSL_CERT_FILE="+o.ca, "CURL_CA_BUNDLE="+o.ca, "GIT_SSL_CAINFO="+o.ca, "NODE_EXTRA_CA_CERTS="+o.ca, "REQUESTS_CA_BUNDLE="+o.ca, "PLACEHOLDER="+o.placeholder)
 	at := "https://" + o.host
-	preload, err := filepath.Abs("../../cmd/patchbay/node-preload.cjs")
+	preload, err := filepath.Abs("../../internal/egress/node-preload.cjs")
 	if err != nil {
 		t.Fatal(err)
 	}

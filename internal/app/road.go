@@ -41,9 +41,9 @@ func (a *App) connectAll(ctx context.Context) error {
 		return err
 	}
 	a.pool = upstream.New(upstream.Options{Lender: a.conns, Clock: a.o.Clock, Limits: a.cfg.Limits,
-		Transport: a.guard.Untrusted,
-		Holds:     func(g policy.Grant) bool { return a.policy.Load().Holds(g) },
-		Info:      mcp.Implementation{Name: "patchbay", Version: a.o.Version},
+		Transport: a.guard.Untrusted, Launch: a.launch,
+		Holds: func(g policy.Grant) bool { return a.policy.Load().Holds(g) },
+		Info:  mcp.Implementation{Name: "patchbay", Version: a.o.Version},
 		Listed: func(ctx context.Context, g policy.Grant, l catalog.Listed) {
 			if err := a.cats.Adopt(context.WithoutCancel(ctx), g, l); err != nil {
 				a.o.Log.Warn("a listing could not be stored", "connection", g.ID(), "err", err)
@@ -224,6 +224,9 @@ func (a *App) dropClosed() {
 		return
 	}
 	for _, c := range a.policy.Load().All() {
+		if c.Stdio() {
+			continue // it has no address
+		}
 		if err := a.guard.CheckURL(c.EgressName(), c.Endpoint); err != nil {
 			a.pool.Drop(c.ID)
 			a.o.Notice("%s is closed: %s", c.Slug, plane.Public(err).Message)

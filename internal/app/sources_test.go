@@ -67,7 +67,7 @@ func TestARepositoryAndItsSkills(t *testing.T) {
 	decl := func(name string) string { return fmt.Sprintf("name: %s\nurl: %s\n", name, m.Endpoint()) }
 	commit(t, repo, map[string]string{".patchbay/mcp/docs.yaml": decl("docs"), ".patchbay/mcp/files.yaml": "name: files\ncommand: npx\n", ".mcp.json": fmt.Sprintf(`{"mcpServers":{"notes":{"type":"http","url":%q}}}`, m.Endpoint()),
 		"skills/review/SKILL.md": fmt.Sprintf("---\nname: review\nmcp_servers: [{name: lint, url: %q}]\nmcp_tools: [linear]\n---\n", m.Endpoint())})
-	config := fmt.Sprintf("teams: {payments: {members: [\"cli:local\"], repo: %q}, legal: {members: [\"cli:local\"]}}\n", repo) +
+	config := "sandbox: none\n" + fmt.Sprintf("teams: {payments: {members: [\"cli:local\"], repo: %q}, legal: {members: [\"cli:local\"]}}\n", repo) +
 		fmt.Sprintf("egress: {allow: [{to: %q, for: [\"team:payments/docs\", \"team:payments/notes\", \"team:payments/lint\", linear]}]}\n", m.URL)
 	s := start(t, dir, config)
 	if err := s.do("registry.add", command.RegistryAddInput{Name: "linear", Address: m.Endpoint(), Auth: "none"}, &command.RegistryShow{}); err != nil {
@@ -363,7 +363,7 @@ func TestWhyTellsTheSameStory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	config := "registry: {path: reg}\nteams: {payments: {members: [\"cli:local\"]}}\nagents: {general: {servers: [others, unknown, away, hub, shell, ghost], destinations: [named]}, coding: {destinations: [named]}}\n" +
+	config := "sandbox: none\nregistry: {path: reg}\nteams: {payments: {members: [\"cli:local\"]}}\nagents: {general: {servers: [others, unknown, away, hub, shell, ghost], destinations: [named]}, coding: {destinations: [named]}}\n" +
 		fmt.Sprintf("egress:\n  allow: [{to: %q, for: [always, \"team:payments/shared\"]}]\n  destinations: {named: {hosts: [%q], port: %s}}\n", m.URL, at.Hostname(), at.Port())
 	s := start(t, dir, config)
 	why := func(tool, agent, team string) string {

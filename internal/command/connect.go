@@ -223,7 +223,7 @@ func (in *MCPAddInput) fromRegistry(d Deps, r *consent.Request) error {
 	}
 	switch {
 	case e.Transport != plane.HTTP:
-		return plane.Errorf(plane.InvalidInput, "%s is a stdio server; there is no sandbox to run it in.", name).At("from")
+		return plane.Errorf(plane.InvalidInput, "%s is a stdio server: it runs in a sandbox where it is attached, and signs in nowhere.", name).At("from").Then("An operator attaches it: agents.<agent>.servers: [" + name + "] in patchbay.yaml (docs/stdio.md)")
 	case r.URL != "" && r.URL != e.URL:
 		return plane.Errorf(plane.InvalidInput, "The registry's %s is at another address.", name).At("url")
 	}
@@ -314,7 +314,7 @@ func (in *MCPAddJSONInput) addInput() (*MCPAddInput, error) {
 	case s.Type == "sse":
 		return nil, plane.Errorf(plane.InvalidInput, "HTTP with SSE is the transport of 2024; Patchbay speaks Streamable HTTP.").At("json").Then("Ask the server's operator for its Streamable HTTP address.")
 	case s.Command != "" || s.Type == "stdio":
-		return nil, plane.Errorf(plane.InvalidInput, "A stdio server cannot be added: this version has no sandbox to run it in.").At("json")
+		return nil, plane.Errorf(plane.InvalidInput, "A stdio server is not added but declared: a file of the registry says how it is started.").At("json").Then("docs/stdio.md says how")
 	case s.Type != "" && !slices.Contains([]string{"http", "streamable-http", "streamableHttp"}, s.Type):
 		return nil, plane.Errorf(plane.InvalidInput, "The type is %q; http is known.", oneLine(s.Type, 40)).At("json")
 	}

@@ -50,6 +50,7 @@ type EgressRow struct {
 	DoneAt      time.Time `json:"done_at,omitzero"`
 	Agent       string    `json:"agent"`
 	Team        string    `json:"team,omitempty"`
+	By          string    `json:"by,omitempty"` // the token, or the stdio server, that sent it
 	Destination string    `json:"destination,omitempty"`
 	Host        string    `json:"host"`
 	Port        int       `json:"port"`
@@ -111,7 +112,7 @@ func egressCommands(d Deps) []*Command {
 				list, err := d.Egress(ctx, plane.EgressFilter{Agent: in.Agent, Host: in.Host, State: plane.EgressState(in.State), Before: in.Before, Limit: min(max(in.Limit, 1), 1000)})
 				out := &EgressLog{Requests: []EgressRow{}}
 				for _, e := range list {
-					out.Requests = append(out.Requests, EgressRow{e.ID, e.At, e.DoneAt, e.Agent, e.Team, e.Destination, e.Host, e.Port, e.Method, e.Path, string(e.State), e.Status, e.Injected, e.Sent, e.Received, e.Reason})
+					out.Requests = append(out.Requests, EgressRow{e.ID, e.At, e.DoneAt, e.Agent, e.Team, e.Principal, e.Destination, e.Host, e.Port, e.Method, e.Path, string(e.State), e.Status, e.Injected, e.Sent, e.Received, e.Reason})
 				}
 				return out, err
 			}),

@@ -170,10 +170,10 @@ func (c *Connections) secrets(ctx context.Context, wanted []Wanted) (map[string]
 func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets map[string]plane.TeamSecret) (change, bool) {
 	d := &w.Declaration
 	n := have
-	n.Scope, n.Slug, n.Endpoint, n.Agents, n.Label = w.Scope, d.Name, d.URL, d.Agents, labelOf(d)
+	n.Scope, n.Slug, n.Endpoint, n.Agents, n.Label = w.Scope, d.Name, d.Address(), d.Agents, labelOf(d)
 	n.Origin, n.CreatedBy, n.Enabled = plane.OfDeclaration, "declaration", true
 	ch := change{}
-	ask := plane.DeclaredAs{Name: d.Name, Layer: d.Layer, Auth: d.Auth, Allow: d.Allow, Deny: d.Deny}
+	ask := plane.DeclaredAs{Name: d.Name, Layer: d.Layer, Auth: d.Auth, Allow: d.Allow, Deny: d.Deny, Run: d.Starts()}
 	if known && (have.Endpoint != n.Endpoint || have.Declared.Auth != d.Auth) {
 		// Another server: links, reviews, rules and the credential were for the old one.
 		ch.replaces, known = have.ID, false

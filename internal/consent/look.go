@@ -33,6 +33,10 @@ func (s *Service) Look(ctx context.Context, who plane.Principal, team string, d 
 		out.Detail, out.Next = short, e.Next
 		return out
 	}
+	if d.Transport == plane.Stdio {
+		out.Health, out.Detail = plane.HealthPending, "it is a stdio server, which is not started before it is accepted"
+		return out
+	}
 	conn := plane.Connection{Slug: d.Name, Endpoint: d.URL, Auth: plane.AuthNone, Origin: plane.Added, CreatedBy: who.ID, Enabled: true,
 		Scope: plane.Scope{Kind: plane.ScopeTeam, Name: team}} // whose exceptions it would have
 	if err := s.o.CheckURL(conn.EgressName(), conn.Endpoint); err != nil {

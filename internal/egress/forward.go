@@ -121,12 +121,15 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c caller, scheme
 		p.deny(w, r, c.who, host, port, err)
 		return
 	}
-	who, err := p.o.Who(r.Context(), c.token) // it may have been revoked since the tunnel was opened
-	if err != nil {
-		p.deny(w, r, c.who, host, port, err)
-		return
+	who := c.who
+	if !c.token.Empty() { // it may have been revoked since the tunnel was opened
+		var err error
+		if who, err = p.o.Who(r.Context(), c.token); err != nil {
+			p.deny(w, r, c.who, host, port, err)
+			return
+		}
 	}
-	g, denial := p.o.Policy().DecideEgress(who, policy.EgressRequest{Agent: who.Agent, Host: host, Port: port, Method: r.Method, Path: r.URL.Path})
+	g, denial := p.o.Policy().DecideEgress(who, policy.EgressRequest{Agent: who.Agent, Host: host, Port: port, Method: r.Method, Path: r.URL.Path, Only: c.only})
 	if denial != nil {
 		p.deny(w, r, who, host, port, denial.Err())
 		return

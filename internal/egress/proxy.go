@@ -10,7 +10,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/base64"
 	"errors"
 	"io"
 	"log/slog"
@@ -93,7 +92,13 @@ func New(o Options) *Proxy {
 	p := &Proxy{o: o, conns: make(chan net.Conn), tunnels: map[*tunnel]struct{}{}, strangers: rate.NewLimiter(10, 100)}
 	p.life, p.end = context.WithCancel(context.Background())
 	quiet := slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)
-	p.outer = &http.Server{Handler: http.HandlerFunc(p.front), ReadHeaderTimeout: headTime, IdleTimeout: o.Idle, MaxHeaderBytes: maxHead, ErrorLog: quiet}
+	p.outer = &http.Server{Handler: http.HandlerFunc(p.front), ReadHeaderTimeout: headTime, IdleTimeout: o.Idle, MaxHeaderBytes: maxHead, ErrorLog: quiet,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if in, ok := c.(insider); ok {
+				return context.WithValue(ctx, callerKey{}, in.c)
+			}
+			return ctx
+		}}
 	p.inner = &http.Server{ConnState: p.unreadable, Handler: http.HandlerFunc(p.inside), ReadHeaderTimeout: headTime, IdleTimeout: o.Idle, MaxHeaderBytes: maxHead, ErrorLog: quiet,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, tunnelKey{}, tunnelOf(c))
@@ -138,42 +143,6 @@ func (b inbox) Accept() (net.Conn, error) {
 
 func (inbox) Close() error   { return nil }
 func (inbox) Addr() net.Addr { return &net.TCPAddr{} }
-
-// caller is who a client is.
-type caller struct {
-	who   plane.Principal
-	token secret.Text
-}
-
-// identify reads the agent token of a client: as a bearer, or as the password of basic,
-// which is what clients send for http://any:TOKEN@proxy.
-func (p *Proxy) identify(r *http.Request) (caller, error) {
-	kind, rest, _ := strings.Cut(r.Header.Get("Proxy-Authorization"), " ")
-	token := ""
-	switch {
-	case strings.EqualFold(kind, "Bearer"):
-		token = rest
-	case strings.EqualFold(kind, "Basic"):
-		if b, err := base64.StdEncoding.DecodeString(rest); err == nil {
-			user, password, _ := strings.Cut(string(b), ":")
-			if token = password; token == "" {
-				token = user
-			}
-		}
-	}
-	if token == "" || len(r.Header["Proxy-Authorization"]) != 1 {
-		return caller{}, plane.Errorf(plane.Unauthenticated, "The credential gateway takes an agent token.").Then("patchbay egress run -- COMMAND sets it, or http://agent:TOKEN@the gateway's address as the proxy.")
-	}
-	c := caller{token: secret.New(token)}
-	var err error
-	if c.who, err = p.o.Who(r.Context(), c.token); err != nil {
-		return c, err
-	}
-	if c.who.Kind != plane.KindAgent {
-		return c, plane.Errorf(plane.Forbidden, "The credential gateway takes agent tokens.").Then("patchbay tokens create gateway --agent NAME")
-	}
-	return c, nil
-}
 
 // front serves the proxy's own port: CONNECT, and absolute-form requests by plain http.
 func (p *Proxy) front(w http.ResponseWriter, r *http.Request) {
@@ -242,7 +211,7 @@ func (p *Proxy) connect(w http.ResponseWriter, r *http.Request, c caller) {
 		p.deny(w, r, c.who, r.Host, 443, err)
 		return
 	}
-	g, denial := p.o.Policy().DecideEgress(c.who, policy.EgressRequest{Agent: c.who.Agent, Host: host, Port: port})
+	g, denial := p.o.Policy().DecideEgress(c.who, policy.EgressRequest{Agent: c.who.Agent, Host: host, Port: port, Only: c.only})
 	if denial != nil {
 		p.deny(w, r, c.who, host, port, denial.Err())
 		return
@@ -387,7 +356,7 @@ func (p *Proxy) watch() {
 		p.mu.Lock()
 		open := make([]*tunnel, 0, len(p.tunnels))
 		for t := range p.tunnels {
-			if t.Conn != nil {
+			if t.Conn != nil && !t.caller.token.Empty() {
 				open = append(open, t)
 			}
 		}

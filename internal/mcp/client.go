@@ -306,6 +306,16 @@ func (c *Client) initialize(ctx context.Context) error {
 	return err
 }
 
+// Alive reports whether the server answers at all before ctx ends.
+func (c *Client) Alive(ctx context.Context) bool {
+	ex := exchange{method: MethodPing, first: c.o.Bounds.Header}
+	if c.era == EraModern { // which has no ping
+		ex = exchange{method: MethodDiscover, params: append(append([]byte(`{"_meta":{`), c.meta...), '}', '}'), modern: true, first: c.o.Bounds.Header}
+	}
+	_, err := c.do(ctx, ex)
+	return err == nil || AsError(err).RPC != nil
+}
+
 // Listen keeps a stream open on which the server can tell that its list
 // changed and, where Options.Answer serves them, ask something. It returns at
 // once; a server without such a stream is fine.

@@ -16,10 +16,10 @@ import (
 
 // StdioOptions are the bounds of a Stdio.
 type StdioOptions struct {
-	Message int               // bytes of one message
-	Strays  int               // lines that are no message, until the process is given up
-	Stray   func(line []byte) // told of each such line; may be nil
-	Why     func() error      // why the process ended, once its stdout has; may be nil
+	Message int                              // bytes of one message
+	Strays  int                              // lines that are no message, until the process is given up
+	Stray   func(line []byte)                // told of each such line; may be nil
+	Why     func() (why string, cause error) // the process ended, once its stdout has; may be nil
 }
 
 // Stdio carries a Client over a process's standard streams, one message a line
@@ -260,11 +260,14 @@ func (s *Stdio) read(out io.Reader) {
 		}
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
-		err = nil
-		if s.o.Why != nil {
-			err = s.o.Why()
+		detail := "The server's process ended before the answer"
+		if err = nil; s.o.Why != nil {
+			why := ""
+			if why, err = s.o.Why(); why != "" {
+				detail += ": " + why
+			}
 		}
-		err = fault(plane.FaultTransport, "The server's process ended before the answer.", err)
+		err = fault(plane.FaultTransport, detail+".", err)
 	}
 	s.mu.Lock()
 	s.err = err

@@ -149,7 +149,7 @@ func TestStdioEnds(t *testing.T) {
 		"half line": {func(p *process, id string) { p.out.Write([]byte(`{"jsonrpc":`)); p.out.Close() }, plane.FaultTransport, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _ := startProcess(t, StdioOptions{Strays: 10, Why: func() error { return errors.New("exit status 3") }}, func(p *process, id, method string, _ json.RawMessage) {
+			s, _ := startProcess(t, StdioOptions{Strays: 10, Why: func() (string, error) { return "status 3", errors.New("exit status 3") }}, func(p *process, id, method string, _ json.RawMessage) {
 				if method == MethodToolsCall {
 					go tt.do(p, id)
 				}

@@ -122,6 +122,7 @@ type DeclaredAs struct {
 	Auth   Auth     `json:"auth,omitempty"`   // as the declaration says; the server may have been found to want another
 	Allow  []string `json:"allow,omitempty"`  // the declaration's tool filters
 	Deny   []string `json:"deny,omitempty"`
+	Run    *Command `json:"run,omitempty"` // of a stdio server
 }
 
 // Connection is one account at one server, owned by one scope.
@@ -151,6 +152,9 @@ type Connection struct {
 	Slot      bool        // known by its address: the account that a client without new_account means
 	Throttle  Throttle    // config alone says it
 }
+
+// Stdio reports that the server is a process of ours, in a sandbox.
+func (c *Connection) Stdio() bool { return strings.HasPrefix(c.Endpoint, stdioScheme) }
 
 // Out is the rule that leaves a tool out, or "".
 func (c *Connection) Out(name string) string {

@@ -1,7 +1,12 @@
 package plane
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -32,6 +37,42 @@ type Declaration struct {
 	Description string            `json:"description,omitempty"`
 	Icon        string            `json:"icon,omitempty"`
 	Link        string            `json:"source,omitempty"` // where to read about it
+}
+
+// Command is what starts a stdio server.
+type Command struct {
+	Command     string   `json:"command"`
+	Args        []string `json:"args,omitempty"`
+	Env         []string `json:"env,omitempty"`         // names; every value is the placeholder
+	Destination string   `json:"destination,omitempty"` // all that it may reach
+}
+
+const stdioScheme = "stdio://"
+
+// Address is where the server is: its URL or, of a stdio server, a name for exactly what
+// starts it, so that another command is another address.
+func (d *Declaration) Address() string {
+	if d.Transport != Stdio {
+		return d.URL
+	}
+	b, err := json.Marshal([]any{d.Command, d.Args, slices.Sorted(maps.Keys(d.Env))})
+	if err != nil { // strings always marshal
+		return ""
+	}
+	sum := sha256.Sum256(b)
+	base := SlugOf(d.Command[strings.LastIndexByte(d.Command, '/')+1:])
+	if base == "" {
+		base = "command"
+	}
+	return stdioScheme + base + "/" + hex.EncodeToString(sum[:8])
+}
+
+// Starts is what starts a stdio server; nil for any other.
+func (d *Declaration) Starts() *Command {
+	if d.Transport != Stdio {
+		return nil
+	}
+	return &Command{Command: d.Command, Args: d.Args, Env: slices.Sorted(maps.Keys(d.Env)), Destination: d.Destination}
 }
 
 // Layer is where a declaration was found, least specific first.

@@ -16,6 +16,7 @@ type EgressRequest struct {
 	Agent, Host  string
 	Port         int
 	Method, Path string // empty before anything is known but the host
+	Only         string // a destination, where no other may be used; empty for any
 }
 
 // EgressGrant is a decision that lets one request out, to one destination's host and port.
@@ -95,7 +96,7 @@ func (s *Snapshot) DecideEgress(p plane.Principal, r EgressRequest) (EgressGrant
 	list := s.Reaches(r.Agent, p)
 	for i := range list {
 		d := &list[i]
-		if d.Port != r.Port || !slices.ContainsFunc(d.Hosts, func(h string) bool { return HostMatches(h, r.Host) }) {
+		if r.Only != "" && d.Name != r.Only || d.Port != r.Port || !slices.ContainsFunc(d.Hosts, func(h string) bool { return HostMatches(h, r.Host) }) {
 			continue
 		}
 		switch {

@@ -105,7 +105,7 @@ func (s *Snapshot) try(p plane.Principal, c plane.Connection) (Grant, error) {
 	if err != nil {
 		return Grant{}, plane.Errorf(plane.InvalidInput, "The URL cannot be read.").At("url").Because(err)
 	}
-	return s.grant(&entry{Connection: c, scheme: u.Scheme, host: u.Host}, p), nil
+	return s.grant(&entry{Connection: c, scheme: u.Scheme, host: u.Host}, "", p), nil
 }
 
 // nameFree refuses a name that stands in the same tier, or in a higher one that

@@ -49,9 +49,10 @@ type Snapshot struct {
 type entry struct {
 	plane.Connection
 	scheme, host string
-	bad          string // why it serves nobody although it was added
-	twins        bool   // another connection has the slug too
-	idle         bool   // a declaration made it, and none asks for it now
+	bad          string          // why it serves nobody although it was added
+	twins        bool            // another connection has the slug too
+	idle         bool            // a declaration made it, and none asks for it now
+	sender       plane.AgentTeam // the first that it is attached for
 }
 
 // Compile checks the rules against each other and freezes them.
@@ -72,9 +73,13 @@ func Compile(r Rules) (*Snapshot, error) {
 	})
 	first := make(map[string]*entry, len(list))
 	asked := map[plane.ConnectionID]bool{}
-	for _, l := range r.Attached {
+	senders := map[plane.ConnectionID]plane.AgentTeam{} // the first of those it is attached for
+	for at, l := range r.Attached {
 		for _, a := range l {
 			asked[a.Connection] = asked[a.Connection] || a.Dropped == ""
+			if first, ok := senders[a.Connection]; a.Dropped == "" && (!ok || at.Agent+" "+at.Team < first.Agent+" "+first.Team) {
+				senders[a.Connection] = at
+			}
 		}
 	}
 	for _, c := range list {
@@ -89,7 +94,7 @@ func Compile(r Rules) (*Snapshot, error) {
 		if err != nil {
 			return nil, plane.Errorf(plane.InvalidInput, "%s: the URL cannot be read.", c.Slug)
 		}
-		e := &entry{Connection: c, scheme: u.Scheme, host: u.Host, bad: bad}
+		e := &entry{Connection: c, scheme: u.Scheme, host: u.Host, bad: bad, sender: senders[c.ID]}
 		if first[c.Slug] == nil {
 			first[c.Slug] = e
 		} else {
@@ -388,7 +393,7 @@ func (s *Snapshot) Trace(p plane.Principal, action Action, r Resource, note func
 	if r.Version != 0 && r.Version != c.Version {
 		return refused(note, "drift", plane.Conflict, c.Slug+" was changed since its tools were offered.")
 	}
-	return s.grant(c, p), nil
+	return s.grant(c, r.Agent, p), nil
 }
 
 func refused(note func(Step), check string, k plane.Kind, reason string) (Grant, *Denial) {
@@ -436,54 +441,3 @@ func (s *Snapshot) within(p plane.Principal, action Action, r Resource, c *entry
 	}
 	return "", ""
 }
-
-// Upkeep is a grant to read each connection that can be read, for whoever keeps
-// the catalogs. It calls no tool: a call is decided for an agent.
-func (s *Snapshot) Upkeep() []Grant {
-	out := make([]Grant, 0, len(s.order))
-	for _, c := range s.order {
-		if c.bad == "" && !c.idle && c.Enabled && c.State != plane.StateAwaiting && c.State != plane.StateAuthError {
-			out = append(out, Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: "upkeep"})
-		}
-	}
-	return out
-}
-
-// Holds reports that a grant is still what the connection is: same version, on, and
-// signed in.
-func (s *Snapshot) Holds(g Grant) bool {
-	c, ok := s.byID[g.ID()]
-	return ok && g.conn != nil && c.Version == g.conn.Version && c.Enabled && c.bad == "" && c.State != plane.StateAwaiting && c.State != plane.StateAuthError
-}
-
-func (s *Snapshot) grant(c *entry, p plane.Principal) Grant {
-	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID}
-}
-
-// Grant is a decision that allows, good for one connection at one version. Only
-// Decide makes one; the zero value opens nothing.
-type Grant struct {
-	conn         *plane.Connection
-	scheme, host string
-	principal    string
-}
-
-// Valid reports whether Decide made the grant.
-func (g Grant) Valid() bool { return g.conn != nil }
-
-// Connection is what the grant is good for.
-func (g Grant) Connection() plane.Connection { return *g.conn }
-
-// ID is the connection's id, without a copy of the rest.
-func (g Grant) ID() plane.ConnectionID { return g.conn.ID }
-
-// Version is the connection's version, without a copy of the rest.
-func (g Grant) Version() int64 { return g.conn.Version }
-
-// Admits reports whether a request to that scheme and host is what was granted.
-func (g Grant) Admits(scheme, host string) bool {
-	return g.conn != nil && scheme == g.scheme && host == g.host
-}
-
-// Principal is whom it was granted to; sessions of one are not another's.
-func (g Grant) Principal() string { return g.principal }

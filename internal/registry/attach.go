@@ -25,6 +25,19 @@ type Wanted struct {
 	Secret      string // secret:<ref> that signs it in, "" for a person
 }
 
+// HasStdio reports that a stdio server is declared anywhere.
+func (s *Sources) HasStdio() bool {
+	any := func(list []plane.Declared) bool {
+		return slices.ContainsFunc(list, func(d plane.Declared) bool { return d.Transport == plane.Stdio })
+	}
+	for _, t := range s.Teams {
+		if any(t.Repository) || any(t.Skills) || any(t.Curated) {
+			return true
+		}
+	}
+	return any(s.Registry)
+}
+
 // maxInScope bounds the declared servers of one agent, and of one team.
 const maxInScope = 200
 
@@ -118,6 +131,9 @@ func (s *Sources) Attach() (map[plane.AgentTeam][]plane.Attachment, []Wanted) {
 				if att.Dropped == "" {
 					w := Wanted{Scope: sc, Declaration: m.Declared, Secret: reach[m.Destination].Secret}
 					att.Scope = sc
+					if m.Transport == plane.Stdio {
+						w.Secret = "" // it holds the placeholder, and its requests get the secret on their way
+					}
 					if id, ok := strings.CutPrefix(w.Secret, "connection:"); ok {
 						att.Connection = plane.ConnectionID(id) // that one, and none of its own
 					} else {

@@ -237,7 +237,7 @@ func declarations(content []byte) []Imported {
 	return out
 }
 
-const noStdio = "it is a stdio server, and there is no sandbox to run it in"
+const noStdio = "it is a stdio server, which is declared in a file of the registry (docs/stdio.md)"
 
 // Bounds of what variables are filled into, and of how many.
 const (

@@ -416,6 +416,8 @@ func (r *reader) stdio(d *document, placeholder string) error {
 	switch {
 	case d.URL != "":
 		return r.bad("url", "a url goes with transport: http.")
+	case d.Auth != "" && d.Auth != string(plane.AuthNone):
+		return r.bad("auth", "auth goes with transport: http; a stdio server holds the placeholder in env, and its destination says how the secret goes in.")
 	case d.Command == "" || len(d.Command) > maxArg || strings.ContainsAny(d.Command, "\x00\n\r"):
 		return r.bad("command", "a stdio server is started by a command.")
 	case len(d.Args) > maxArgs || len(d.Env) > maxEnv:

@@ -62,19 +62,13 @@ func (b *bubblewrap) wrap(x *box) (*exec.Cmd, error) {
 			a = append(a, "--ro-bind", dir, dir)
 		}
 	}
-	a = append(a, "--perms", "0755", "--dir", "/etc")
 	for _, f := range settings {
-		a = append(a, "--ro-bind-try", f, f)
+		a = append(ways(a, f), "--ro-bind-try", f, f)
 	}
 	a = append(a, "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
 		"--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "1777", "--size", size, "--tmpfs", home, "--dir", Inside)
 	for _, dir := range x.read {
-		for i := range dir { // of itself it makes ways that only root may go
-			if i > 0 && dir[i] == '/' {
-				a = append(a, "--perms", "0755", "--dir", dir[:i])
-			}
-		}
-		a = append(a, "--ro-bind", dir, dir)
+		a = append(ways(a, dir), "--ro-bind", dir, dir)
 	}
 	for _, name := range x.names {
 		to := filepath.Join(Inside, name)
@@ -95,6 +89,17 @@ func (b *bubblewrap) wrap(x *box) (*exec.Cmd, error) {
 	cmd := exec.Command(b.path, append(append(a, "--seccomp", "3", "--"), x.init...)...)
 	cmd.ExtraFiles = []*os.File{filter}
 	return cmd, nil
+}
+
+// ways makes the directories above a path: those that bubblewrap makes of itself only root
+// may enter.
+func ways(a []string, path string) []string {
+	for i := range path {
+		if i > 0 && path[i] == '/' {
+			a = append(a, "--perms", "0755", "--dir", path[:i])
+		}
+	}
+	return a
 }
 
 // home is empty, and what is written there is gone with the sandbox.

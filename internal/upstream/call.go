@@ -76,7 +76,7 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 			return res, end, sent, err
 		}
 		p.leaveAlone(conn.ID, err)
-		if end.SessionLost {
+		if end.SessionLost || p.stuck(ctx, s, end) {
 			p.drop(s)
 		}
 		renewed := p.rejected(ctx, s.lease, err, since)
@@ -317,7 +317,7 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 	p.mu.Unlock()
 	close(ch)
 	if err != nil {
-		if mcp.AsError(err).Ending.SessionLost {
+		if mcp.AsError(err).Ending.SessionLost || s.gone() {
 			p.drop(s)
 		}
 		return nil, err
@@ -447,7 +447,7 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 		p.release(s)
 		if err != nil {
 			e := mcp.AsError(err)
-			if e.Ending.SessionLost {
+			if e.Ending.SessionLost || s.gone() {
 				p.drop(s)
 				if try == 0 {
 					continue

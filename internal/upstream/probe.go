@@ -34,7 +34,7 @@ func (p *Pool) Probe(ctx context.Context, g policy.Grant, lease *connect.Lease) 
 	if err != nil {
 		return refusal(err), explain(conn, err)
 	}
-	defer s.client.Close()
+	defer s.close()
 	listing, err := s.client.ListTools(ctx)
 	if err != nil {
 		return refusal(err), explain(conn, err)

@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"patchbay/internal/catalog"
@@ -29,13 +28,22 @@ type Lender interface {
 // Options of a Pool.
 type Options struct {
 	Lender    Lender
-	Transport func(name string) http.RoundTripper // the untrusted lane, by the connection's egress name
+	Transport func(name string) http.RoundTripper                        // the untrusted lane, by the connection's egress name
+	Launch    func(ctx context.Context, g policy.Grant) (Process, error) // starts a stdio server; nil where there is no sandbox
 	Clock     plane.Clock
 	Limits    plane.Limits
 	Info      mcp.Implementation
 	Holds     func(g policy.Grant) bool                                   // whether a grant is still what policy gives; nil for yes
 	Listed    func(ctx context.Context, g policy.Grant, l catalog.Listed) // told of every full listing
 	Noticed   func(n Notice)                                              // told of what a server says by itself
+}
+
+// Process is a stdio server that runs: the transport to it, whether it is heard no longer,
+// and its end.
+type Process interface {
+	http.RoundTripper
+	Gone() bool
+	Close()
 }
 
 // Pool holds the sessions.
@@ -53,32 +61,6 @@ type Pool struct {
 	closed    bool
 	stop      chan struct{}
 	workers   sync.WaitGroup
-}
-
-// key is whose session it is: For is empty for one that may be shared.
-type key struct {
-	conn    plane.ConnectionID
-	version int64
-	who     string
-	forWhom plane.SessionID
-}
-
-type session struct {
-	key    key
-	client *mcp.Client
-	lease  *connect.Lease
-	used   time.Time
-	busy   int
-
-	open    atomic.Bool
-	asks    bool                                // it says that its one caller may be asked things
-	listens bool                                // to what the server tells by itself
-	heard   map[string]map[plane.SessionID]bool // resources whose changes it hears of, and for whom
-}
-
-type opening struct {
-	done chan struct{}
-	err  error
 }
 
 // New makes an empty pool. Close it.
@@ -109,7 +91,7 @@ func (p *Pool) closeAll(all []*session) {
 	p.listen(all)
 	var wg sync.WaitGroup
 	for _, s := range all {
-		wg.Go(func() { s.client.Close(); s.lease.Close() })
+		wg.Go(s.close)
 	}
 	wg.Wait()
 }
@@ -208,7 +190,13 @@ func (p *Pool) session(ctx context.Context, g policy.Grant, w who) (*session, er
 			return nil, plane.Errorf(plane.Unavailable, "Patchbay is stopping.")
 		}
 		for _, k := range [...]key{shared, single} {
-			if s, ok := p.sessions[k]; ok && (w.offers == nil || s.key == single || s.client.Era() == mcp.EraModern) {
+			s, ok := p.sessions[k]
+			if ok && s.gone() {
+				delete(p.sessions, k)
+				p.workers.Go(s.close)
+				continue
+			}
+			if ok && (w.offers == nil || s.key == single || s.client.Era() == mcp.EraModern) {
 				s.busy++
 				s.used = p.o.Clock.Now()
 				p.mu.Unlock()
@@ -242,8 +230,12 @@ func (p *Pool) session(ctx context.Context, g policy.Grant, w who) (*session, er
 	}
 }
 
-// owner separates the sessions of a person's connection from everybody else's.
+// owner separates the sessions of a person's connection from everybody else's, and the
+// processes of a stdio server by in whose name they send.
 func owner(c plane.Connection, g policy.Grant) string {
+	if at := g.Sender(); at.Agent != "" {
+		return at.Agent + "|" + at.Team
+	}
 	if c.Scope.Kind == plane.ScopeUser {
 		return g.Principal()
 	}
@@ -383,13 +375,26 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *conne
 		body = conn.MaxBytes
 	}
 	lk := listKey{conn.ID, conn.Version}
-	s := &session{lease: lease, asks: how.offers != nil} // what it hears before it is open is nobody's
+	var proc Process
+	if conn.Stdio() {
+		var err error
+		if p.o.Launch == nil {
+			return nil, plane.Errorf(plane.Unavailable, "There is no sandbox to run %s in.", conn.Slug).Then("patchbay doctor")
+		}
+		if proc, err = p.o.Launch(ctx, g); err != nil {
+			return nil, err
+		}
+	}
+	s := &session{proc: proc, lease: lease, asks: how.offers != nil} // what it hears before it is open is nobody's
 	o := mcp.Options{
 		Endpoint: conn.Endpoint, Transport: p.o.Transport(conn.EgressName()), Inject: lease.Inject, Info: p.o.Info, Era: how.era, Big: p.big,
 		Capabilities: how.offers,
 		Bounds: mcp.Bounds{Header: p.o.Limits.HeaderTimeout, Idle: p.o.Limits.IdleTimeout, Total: p.o.Limits.RequestTimeout,
 			Body: body, Tools: p.o.Limits.CatalogTools, Pages: p.o.Limits.CatalogPages, Resumes: 3},
 		ListChanged: func() { p.changed(lk, g) },
+	}
+	if proc != nil {
+		o.Transport = proc
 	}
 	if how.notified != nil {
 		o.Notified = func(method string, params json.RawMessage) {
@@ -399,36 +404,20 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *conne
 		}
 	}
 	client, err := mcp.NewClient(o)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		if err = client.Open(ctx); err != nil {
+			client.Close()
+		}
 	}
-	if err := client.Open(ctx); err != nil {
-		client.Close()
+	if err != nil {
+		if proc != nil {
+			proc.Close()
+		}
 		return nil, err
 	}
 	s.client = client
 	s.open.Store(true)
 	return s, nil
-}
-
-func (p *Pool) release(s *session) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.busy--
-	s.used = p.o.Clock.Now()
-}
-
-// drop takes a session that the server forgot out of the pool, once.
-func (p *Pool) drop(s *session) {
-	p.mu.Lock()
-	mine := p.sessions[s.key] == s
-	if mine {
-		delete(p.sessions, s.key)
-	}
-	p.mu.Unlock()
-	if mine {
-		p.spawn(func() { p.closeAll([]*session{s}) })
-	}
 }
 
 // explain turns a wire error into a sentence about the connection.
@@ -460,6 +449,8 @@ func explain(conn plane.Connection, err error) error {
 // nextFor is the step that helps against a failure, where there is one.
 func nextFor(conn plane.Connection, e plane.Ending) string {
 	switch {
+	case conn.Stdio():
+		return "patchbay doctor says whether the sandbox works; what the server says is in Patchbay's log."
 	case e.Refused:
 		return "An operator opens the address in patchbay.yaml under egress.allow, for: [" + conn.EgressName() + "], then patchbay config reload."
 	case e.Challenge && conn.Origin != plane.Pinned:

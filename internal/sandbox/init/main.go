@@ -18,7 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -34,8 +35,6 @@ const (
 	prCapbsetDrop   = 24
 	prSetNoNewPrivs = 38
 	rlimitNproc     = 6
-
-	capVersion3 = 0x20080522 // of linux/capability.h
 )
 
 func main() {
@@ -133,8 +132,8 @@ func enter(args []string) {
 		if syscall.Setgroups(nil) != nil || syscall.Setresgid(int(o["gid"]), int(o["gid"]), int(o["gid"])) != nil || syscall.Setresuid(uid, uid, uid) != nil {
 			die("its user cannot be taken on")
 		}
-		header, none := [2]uint32{capVersion3, 0}, [6]uint32{} // the inheritable set is left
-		if _, _, err := syscall.RawSyscall(syscall.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none)), 0); err != 0 {
+		var none [2]unix.CapUserData // the inheritable set is left
+		if unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]) != nil {
 			die("its capabilities cannot be given up")
 		}
 	}
