@@ -22,7 +22,7 @@ const module = "patchbay/"
 var allowed = map[string]string{
 	"cmd/patchbay": "app client command consent bridge egress netguard plane secret",
 
-	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run sandbox secret store telemetry upstream web",
+	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run sandbox secret store telemetry upstream vault web",
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane registry run secret",
@@ -37,7 +37,7 @@ var allowed = map[string]string{
 	"internal/run":      "bridge ledger model plane secret telemetry",
 	"internal/bridge":   "mcp plane policy telemetry upstream",
 	"internal/ledger":   "mcp plane",
-	"internal/connect":  "oauth plane policy secret",
+	"internal/connect":  "oauth plane policy secret vault",
 	"internal/upstream": "catalog connect mcp plane policy",
 	"internal/catalog":  "mcp plane policy",
 	"internal/registry": "plane policy",
@@ -55,6 +55,7 @@ var allowed = map[string]string{
 
 	// ground
 	"internal/store":     "plane",
+	"internal/vault":     "plane secret",
 	"internal/netguard":  "plane",
 	"internal/secret":    "",
 	"internal/telemetry": "",
@@ -67,7 +68,7 @@ var allowed = map[string]string{
 }
 
 // mayExpose may take a secret's text: the injectors, and what builds clients.
-var mayExpose = []string{"internal/secret", "internal/connect", "internal/consent", "internal/oauth", "internal/authn", "internal/model", "internal/app", "cmd/patchbay"}
+var mayExpose = []string{"internal/secret", "internal/connect", "internal/consent", "internal/oauth", "internal/authn", "internal/model", "internal/vault", "internal/app", "cmd/patchbay"}
 
 // transports may make dialers and http.Transports.
 var transports = []string{"internal/netguard"}

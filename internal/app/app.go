@@ -41,6 +41,7 @@ import (
 	"patchbay/internal/store"
 	"patchbay/internal/telemetry"
 	"patchbay/internal/upstream"
+	"patchbay/internal/vault"
 	"patchbay/internal/web"
 )
 
@@ -58,54 +59,57 @@ type Options struct {
 
 // App is a built program: New, Run, Close.
 type App struct {
-	o        Options
-	cfg      *Config
-	lock     *dataLock
-	store    *store.Store
-	guard    *netguard.Policy
-	pool     *upstream.Pool
-	engine   *run.Engine
-	agents   *ingress.Agents
-	ended    *endedSessions
-	peers    *peers
-	traces   *telemetry.Traces
-	bridge   *bridge.Bridge
-	ledger   *ledger.Ledger
-	auditor  *ledger.Audit
-	cats     *catalog.Catalogs
-	conns    *connect.Connections
-	consent  *consent.Service
-	auth     *authn.Authenticator
-	ring     *secret.Ring
-	keys     *rotation
-	policy   atomic.Pointer[policy.Snapshot]
-	live     atomic.Pointer[Config] // what a reload replaces: agents, teams, people, pinned connections, models
-	reloadMu sync.Mutex             // held from reading what is stored to publishing the policy
-	pinned   []plane.Connection     // with reloadMu held
-	declared declared
-	registry *registry.Service
-	watcher  *registry.Watcher
-	mirror   *registry.Mirror // nil for none
-	bus      *natsbus.Bus
-	nats     *natsserver.Server // the one inside
-	egress   *egress.Proxy      // nil for none
-	ca       *egress.CA
-	egressAt string
-	gateMu   sync.Mutex // of egress and ca, which are opened when somebody needs them
-	boxes    sandboxes
-	token    string // the placeholder
-	replica  *replica
-	worker   *catalog.Worker
-	ending   *ending
-	failed   chan error
-	models   map[string]lazyModel
-	modelsMu sync.Mutex
-	handler  http.Handler
-	servers  []*http.Server
-	work     sync.WaitGroup // upkeep, ended by Run's context
-	demo     *demoServer
-	ready    chan struct{}
-	addr     atomic.Pointer[net.Addr]
+	o          Options
+	cfg        *Config
+	lock       *dataLock
+	store      *store.Store
+	guard      *netguard.Policy
+	pool       *upstream.Pool
+	engine     *run.Engine
+	agents     *ingress.Agents
+	ended      *endedSessions
+	peers      *peers
+	traces     *telemetry.Traces
+	bridge     *bridge.Bridge
+	ledger     *ledger.Ledger
+	auditor    *ledger.Audit
+	cats       *catalog.Catalogs
+	conns      *connect.Connections
+	consent    *consent.Service
+	auth       *authn.Authenticator
+	ring       *secret.Ring
+	keys       *rotation
+	policy     atomic.Pointer[policy.Snapshot]
+	live       atomic.Pointer[Config] // what a reload replaces: agents, teams, people, pinned connections, models
+	reloadMu   sync.Mutex             // held from reading what is stored to publishing the policy
+	pinned     []plane.Connection     // with reloadMu held
+	declared   declared
+	registry   *registry.Service
+	watcher    *registry.Watcher
+	mirror     *registry.Mirror // nil for none
+	bus        *natsbus.Bus
+	nats       *natsserver.Server // the one inside
+	egress     *egress.Proxy      // nil for none
+	ca         *egress.CA
+	egressAt   string
+	gateMu     sync.Mutex // of egress and ca, which are opened when somebody needs them
+	boxes      sandboxes
+	vault      vault.Vault
+	files      *vault.File // where it is one
+	closeVault func()
+	token      string // the placeholder
+	replica    *replica
+	worker     *catalog.Worker
+	ending     *ending
+	failed     chan error
+	models     map[string]lazyModel
+	modelsMu   sync.Mutex
+	handler    http.Handler
+	servers    []*http.Server
+	work       sync.WaitGroup // upkeep, ended by Run's context
+	demo       *demoServer
+	ready      chan struct{}
+	addr       atomic.Pointer[net.Addr]
 }
 
 type lazyModel struct {
@@ -397,6 +401,9 @@ func (a *App) Close() error {
 	}
 	if a.conns != nil {
 		a.conns.Close() // a token that was presented is stored first
+	}
+	if a.closeVault != nil {
+		a.closeVault()
 	}
 	if a.guard != nil {
 		a.guard.Close()

@@ -41,12 +41,15 @@ type Config struct {
 	NATS        NATSConfig     `yaml:"nats"`
 	Placeholder string         `yaml:"placeholder"` // the value that env of declarations has
 
+	GitHubApps map[string]GitHubAppConfig `yaml:"github_apps"`
+
 	Embeddings EmbeddingsConfig `yaml:"embeddings"`
 	Memory     MemoryConfig     `yaml:"memory"`
 	Retention  RetentionConfig  `yaml:"retention"`
 
 	Egress    EgressConfig    `yaml:"egress"`
 	Sandbox   SandboxConfig   `yaml:"sandbox"`
+	Vault     VaultConfig     `yaml:"vault"`
 	MCP       Switch          `yaml:"mcp"`
 	Limits    plane.Limits    `yaml:"limits"`
 	Telemetry TelemetryConfig `yaml:"telemetry"`
@@ -396,7 +399,7 @@ func (c *Config) validate() error {
 			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
 		}
 	}
-	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkEgress, c.checkSandbox} {
+	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkEgress, c.checkSandbox, c.checkVault, c.checkGitHubApps} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -26,7 +26,10 @@ func (a *App) connectAll(ctx context.Context) error {
 	if a.guard, err = netguard.NewPolicy(a.cfg.Egress.Allow, a.cfg.Limits.HeaderTimeout); err != nil {
 		return err
 	}
-	a.conns = connect.New(connect.Options{Store: a.store, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log, OAuth: a.oauth,
+	if err := a.openVault(); err != nil {
+		return err
+	}
+	a.conns = connect.New(connect.Options{Store: a.store, Vault: a.vault, Apps: apps{a}, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log, OAuth: a.oauth,
 		Lock:   func(ctx context.Context, name string) (connect.Lock, error) { return a.store.Lock(ctx, name) },
 		Lookup: lookup,
 		Changed: func() {

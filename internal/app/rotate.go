@@ -18,6 +18,7 @@ import (
 	"patchbay/internal/run"
 	"patchbay/internal/secret"
 	"patchbay/internal/store"
+	"patchbay/internal/vault"
 )
 
 // rotation seals everything anew. Where Patchbay made the key file by itself it
@@ -33,7 +34,7 @@ const metaRotating = "keys_rotating"
 
 func (a *App) newRotation() *rotation {
 	binds := map[string]func(plane.Sealed) secret.Bind{"credential": connect.CredentialBind, "revocation": connect.RevocationBind,
-		"secret": connect.SecretBind, "authority": egress.AuthorityBind, "ticket": consent.TicketBind, "client": consent.ClientBind}
+		"secret": vault.SealedBind, "authority": egress.AuthorityBind, "ticket": consent.TicketBind, "client": consent.ClientBind}
 	places := store.SealedPlaces()
 	for _, p := range places {
 		if binds[p] == nil {
@@ -104,6 +105,13 @@ func (r *rotation) finish(ctx context.Context) (command.KeysRotated, error) {
 	var err error
 	if out.Sealed, out.Stuck, err = r.work.Run(ctx); err != nil {
 		return out, err
+	}
+	if a.files != nil {
+		sealed, stuck, err := a.files.Reseal(ctx)
+		out.Sealed, out.Stuck = out.Sealed+sealed, out.Stuck+stuck
+		if err != nil {
+			return out, err
+		}
 	}
 	if err := mark(""); err != nil {
 		return out, err

@@ -14,9 +14,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"patchbay/internal/oauth"
 	"patchbay/internal/plane"
 	"patchbay/internal/secret"
+	"patchbay/internal/vault"
 )
 
 // Records are what connect needs of a database for connections.
@@ -40,11 +43,8 @@ type Safe interface {
 	ForgetClients(t plane.Tx, issuer string) error
 }
 
-// Secrets are teams' secrets, sealed.
-type Secrets interface {
-	TeamSecrets(ctx context.Context) ([]plane.TeamSecret, error)
-	PutTeamSecret(t plane.Tx, v *plane.TeamSecret) error
-	DropTeamSecret(t plane.Tx, team, ref string) error
+// Declares is what it takes to bring records in line with declarations.
+type Declares interface {
 	DropCredential(t plane.Tx, id plane.ConnectionID) error
 	RemoveConnection(t plane.Tx, id plane.ConnectionID) error
 }
@@ -61,7 +61,7 @@ type Owed interface {
 type Store interface {
 	Records
 	Safe
-	Secrets
+	Declares
 	Owed
 }
 
@@ -74,6 +74,8 @@ type Lock interface {
 // Options of Connections.
 type Options struct {
 	Store  Store
+	Vault  vault.Vault // of secrets under a name
+	Apps   Apps        // that secrets are minted by; nil for none
 	Lock   func(ctx context.Context, name string) (Lock, error)
 	Ring   *secret.Ring
 	Lookup func(name string) (secret.Text, bool) // pinned tokens, by variable
@@ -95,6 +97,7 @@ type Connections struct {
 	brought map[string]string                    // connections that declarations asked for here, by full name: their digests
 	held    map[string]heldSecret                // teams' secrets, opened
 	heldGen int64                                // raised when one may have changed
+	reads   singleflight.Group                   // of those that are held
 	work    sync.WaitGroup
 	stop    context.Context
 	end     context.CancelFunc

@@ -10,6 +10,7 @@ import (
 
 	"patchbay/internal/plane"
 	"patchbay/internal/secret"
+	"patchbay/internal/vault"
 )
 
 // Wanted is a connection that a declaration asks for. Secret, secret:<ref> or empty,
@@ -20,56 +21,35 @@ type Wanted struct {
 	Secret      string
 }
 
-// SecretBind names a team's secret.
-func SecretBind(s plane.Sealed) secret.Bind {
-	team, ref, _ := strings.Cut(s.Key, " ")
-	return bindSecret(team, ref)
-}
-
-func bindSecret(team, ref string) secret.Bind {
-	return secret.Bind{Purpose: "secret", Scope: "team:" + team, Record: ref}
-}
-
 // maxSecret bounds a secret, in characters (the limit of a pasted token).
 const maxSecret = 8192
 
 // PutSecret stores a team's secret, which nobody reads again: connections that
 // declarations made are signed in with it.
 func (c *Connections) PutSecret(ctx context.Context, who plane.Principal, team, ref string, value secret.Text) error {
-	var blob []byte
-	good := false
+	clean, good := secret.Text{}, false
 	value.Expose(func(v string) {
 		v = strings.TrimSpace(v)
-		if good = v != "" && len(v) <= maxSecret && !strings.ContainsAny(v, "\r\n\x00"); good {
-			blob = c.o.Ring.Seal(bindSecret(team, ref), []byte(v))
-		}
+		good = v != "" && len(v) <= maxSecret && !strings.ContainsAny(v, "\r\n\x00")
+		clean = secret.New(v)
 	})
 	if !good {
 		return plane.Errorf(plane.InvalidInput, "A secret is one line of 1 to %d characters.", maxSecret).At("value")
 	}
-	return c.o.Store.Write(ctx, func(t plane.Tx) error {
-		if err := c.o.Store.PutTeamSecret(t, &plane.TeamSecret{Team: team, Ref: ref, Blob: blob, By: who.ID}); err != nil {
-			return err
-		}
-		return c.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "secret.put", What: secretName(team, ref), Decision: "allow"})
-	})
+	n := vault.Name{Team: team, Ref: ref}
+	return c.o.Vault.Put(ctx, n, clean, who.ID, c.said(who, "secret.put", n))
 }
 
 // DropSecret takes a secret away. What it signed in is signed out at the next look.
 func (c *Connections) DropSecret(ctx context.Context, who plane.Principal, team, ref string) error {
-	return c.o.Store.Write(ctx, func(t plane.Tx) error {
-		if err := c.o.Store.DropTeamSecret(t, team, ref); err != nil {
-			return err
-		}
-		return c.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "secret.drop", What: secretName(team, ref), Decision: "allow"})
-	})
+	n := vault.Name{Team: team, Ref: ref}
+	return c.o.Vault.Drop(ctx, n, c.said(who, "secret.drop", n))
 }
 
-func secretName(team, ref string) string {
-	if team == "" {
-		return "org/" + ref
+func (c *Connections) said(who plane.Principal, action string, n vault.Name) vault.Audit {
+	return func(t plane.Tx) error {
+		return c.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: action, What: n.String(), Decision: "allow"})
 	}
-	return team + "/" + ref
 }
 
 // Declare brings the stored records in line with what declarations ask for, as Pin does
@@ -92,10 +72,7 @@ func (c *Connections) Declare(ctx context.Context, stored []plane.Connection, wa
 }
 
 func (c *Connections) declare(ctx context.Context, stored []plane.Connection, wanted []Wanted) (map[string]string, bool, error) {
-	secrets, err := c.secrets(ctx, wanted)
-	if err != nil {
-		return nil, false, err
-	}
+	secrets := c.secrets(ctx, wanted)
 	old := map[string]plane.Connection{}
 	for _, s := range stored {
 		if s.Origin == plane.OfDeclaration {
@@ -124,6 +101,7 @@ func (c *Connections) declare(ctx context.Context, stored []plane.Connection, wa
 			changes = append(changes, change{conn: gone})
 		}
 	}
+	var err error
 	if len(changes) > 0 {
 		err = c.o.Store.Write(ctx, func(t plane.Tx) error {
 			for i := range changes {
@@ -145,29 +123,48 @@ func (c *Connections) declare(ctx context.Context, stored []plane.Connection, wa
 // change is one record that is to be written.
 type change struct {
 	conn   plane.Connection
-	secret *plane.TeamSecret // to sign it in with
-	drop   bool              // its credential
+	secret secret.Text // to sign it in with
+	drop   bool        // its credential
 
 	replaces plane.ConnectionID // one at another address
 }
 
-func (c *Connections) secrets(ctx context.Context, wanted []Wanted) (map[string]plane.TeamSecret, error) {
-	out := map[string]plane.TeamSecret{}
-	for _, w := range wanted {
-		if w.Secret == "" {
-			continue
-		}
-		list, err := c.o.Store.TeamSecrets(ctx)
-		for _, v := range list {
-			out[v.Team+" "+v.Ref] = v
-		}
-		return out, err
+// asked is a secret as the vault answered.
+type asked struct {
+	held vault.Held
+	err  error
+}
+
+// of is the name of what signs a wanted connection in, where a vault keeps that.
+func (w *Wanted) of() (vault.Name, bool) {
+	kind, ref, _ := strings.Cut(w.Secret, ":")
+	n := vault.Name{Ref: ref}
+	if w.Scope.Kind == plane.ScopeTeam {
+		n.Team = w.Scope.Name
 	}
-	return out, nil
+	return n, kind == "secret"
+}
+
+// secrets asks for what the wanted connections are signed in with. What is not there and
+// what nobody can say are both in the answer.
+func (c *Connections) secrets(ctx context.Context, wanted []Wanted) map[vault.Name]asked {
+	out := map[vault.Name]asked{}
+	for i := range wanted {
+		if n, ok := wanted[i].of(); ok {
+			if _, known := out[n]; !known {
+				held, err := c.o.Vault.Get(ctx, n)
+				if err != nil && plane.KindOf(err) != plane.NotFound {
+					c.o.Log.Warn("a secret cannot be read; what it signs in stays as it is", "secret", n.String(), "err", err)
+				}
+				out[n] = asked{held, err}
+			}
+		}
+	}
+	return out
 }
 
 // bring says how the record of one wanted connection is to change.
-func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets map[string]plane.TeamSecret) (change, bool) {
+func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets map[vault.Name]asked) (change, bool) {
 	d := &w.Declaration
 	n := have
 	n.Scope, n.Slug, n.Endpoint, n.Agents, n.Label = w.Scope, d.Name, d.Address(), d.Agents, labelOf(d)
@@ -183,21 +180,22 @@ func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets
 	if !known {
 		n.Auth = d.Auth
 	}
-	team := ""
-	if w.Scope.Kind == plane.ScopeTeam {
-		team = w.Scope.Name
-	}
-	kind, ref, _ := strings.Cut(w.Secret, ":")
-	v, there := secrets[team+" "+ref]
+	name, kept := w.of()
+	v := secrets[name]
 	switch {
 	case n.Auth == plane.AuthNone:
 		n.State, n.Reason = plane.StateConnected, ""
-	case kind == "secret" && there && n.Auth.Pasted():
-		ask.Secret, ask.Rev = w.Secret, v.Rev
+	case kept && v.err == nil && n.Auth.Pasted():
+		ask.Secret, ask.Rev = w.Secret, v.held.Rev
 		if !known || have.Declared.Secret != ask.Secret || have.Declared.Rev != ask.Rev || !have.Enabled {
-			ch.secret = &v
+			ch.secret = v.held.Value
 			n.State, n.Reason = plane.StateConnected, ""
 		}
+	case kept && known && have.Declared.Secret == w.Secret && plane.KindOf(v.err) != plane.NotFound:
+		ask.Secret, ask.Rev = have.Declared.Secret, have.Declared.Rev // an outage signs nobody out
+	case strings.HasPrefix(w.Secret, githubApp) && n.Auth == plane.AuthBearer:
+		ask.Secret = w.Secret // minted when it is lent
+		n.State, n.Reason = plane.StateConnected, ""
 	case !known || have.Declared.Secret != "":
 		n.State, n.Reason = plane.StateAwaiting, ""
 		ch.drop = known
@@ -205,7 +203,7 @@ func (c *Connections) bring(have plane.Connection, known bool, w Wanted, secrets
 	n.Declared = ask
 	n.Digest = digestDeclared(&n)
 	ch.conn = n
-	if known && have.Enabled && have.Digest == n.Digest && ch.secret == nil && !ch.drop {
+	if known && have.Enabled && have.Digest == n.Digest && ch.secret.Empty() && !ch.drop {
 		return ch, false
 	}
 	ch.conn.Version++
@@ -239,16 +237,11 @@ func (c *Connections) apply(t plane.Tx, ch *change) error {
 	if ch.conn.ID == "" {
 		ch.conn.ID = plane.NewConnectionID(t.Now())
 	}
-	if ch.secret != nil {
-		value, err := c.o.Ring.Open(bindSecret(ch.secret.Team, ch.secret.Ref), ch.secret.Blob)
-		if err != nil {
-			c.o.Log.Warn("a team's secret does not open", "team", ch.secret.Team, "ref", ch.secret.Ref, "err", err)
-			ch.conn.State, ch.conn.Reason, ch.secret = plane.StateAuthError, plane.ReasonKeyMissing, nil
-		} else if err := c.save(t, ch); err != nil {
+	if !ch.secret.Empty() {
+		if err := c.save(t, ch); err != nil {
 			return err
-		} else {
-			return c.Put(t, ch.conn, Pasted(secret.New(string(value))))
 		}
+		return c.Put(t, ch.conn, Pasted(ch.secret))
 	}
 	if ch.drop {
 		if err := c.o.Store.DropCredential(t, ch.conn.ID); err != nil {

@@ -10,10 +10,12 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
 	"patchbay/internal/secret"
+	"patchbay/internal/vault"
 )
 
 // EgressLease is a destination's secret on loan for one request that an agent sends by
@@ -25,10 +27,11 @@ type EgressLease struct {
 	inner    *Lease // of a connection's credential
 }
 
-// heldSecret is a team's secret, opened, with what finds it in an answer.
+// heldSecret is a secret, opened, with what finds it in an answer.
 type heldSecret struct {
 	value    secret.Text
 	redactor *Redactor
+	until    time.Time // when it is read anew; zero: when it is told of a change
 }
 
 // LendEgress opens the secret that a grant's destination names. It refuses the zero grant.
@@ -45,7 +48,19 @@ func (c *Connections) LendEgress(ctx context.Context, g policy.EgressGrant) (*Eg
 	case "connection":
 		return l, c.lendConnection(ctx, l)
 	case "secret":
-		held, err := c.heldSecret(ctx, g.Team(), ref)
+		held, err := c.heldSecret(ctx, "secret "+g.Team()+" "+ref, func() (vault.Held, error) {
+			h, err := c.o.Vault.Get(context.WithoutCancel(ctx), vault.Name{Team: g.Team(), Ref: ref})
+			if plane.KindOf(err) == plane.NotFound {
+				e := *plane.Public(err)
+				e.Kind = plane.Unauthenticated
+				err = &e
+			}
+			return h, err
+		})
+		l.value, l.redactor = held.value, held.redactor
+		return l, err
+	case "github_app":
+		held, err := c.heldSecret(ctx, "github_app "+g.Team()+" "+ref, func() (vault.Held, error) { return c.mint(ctx, g.Team(), ref) })
 		l.value, l.redactor = held.value, held.redactor
 		return l, err
 	}
@@ -77,43 +92,36 @@ func (c *Connections) lendConnection(ctx context.Context, l *EgressLease) error 
 // maxHeldSecrets bounds what is held opened.
 const maxHeldSecrets = 1000
 
-func (c *Connections) heldSecret(ctx context.Context, team, ref string) (heldSecret, error) {
-	key := team + " " + ref
+// heldSecret gives what is held opened, or reads it.
+func (c *Connections) heldSecret(ctx context.Context, key string, read func() (vault.Held, error)) (heldSecret, error) {
 	c.mu.Lock()
 	held, ok := c.held[key]
 	gen := c.heldGen
 	c.mu.Unlock()
-	if ok {
+	if ok && (held.until.IsZero() || c.o.Clock.Now().Before(held.until)) {
 		return held, nil
 	}
-	list, err := c.o.Store.TeamSecrets(ctx)
+	got, err, _ := c.reads.Do(key, func() (any, error) { return read() })
 	if err != nil {
-		return held, err
+		return heldSecret{}, err
 	}
-	for _, v := range list {
-		if v.Team != team || v.Ref != ref {
-			continue
+	h := got.(vault.Held)
+	h.Value.Expose(func(v string) {
+		values := []string{v}
+		if ok { // an answer under way may still bring the one before
+			held.value.Expose(func(old string) { values = append(values, old) })
 		}
-		b, err := c.o.Ring.Open(bindSecret(team, ref), v.Blob)
-		if err != nil {
-			return held, plane.Errorf(plane.Unavailable, "The secret %s does not open: the key that it was sealed with is missing.", secretName(team, ref)).Because(err)
-		}
-		held = heldSecret{secret.New(string(b)), NewRedactor(string(b))}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.held == nil || len(c.held) >= maxHeldSecrets {
-			c.held = map[string]heldSecret{}
-		}
-		if gen == c.heldGen { // it was not changed meanwhile
-			c.held[key] = held
-		}
-		return held, nil
+		held = heldSecret{h.Value, NewRedactor(values...), h.Until}
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held == nil || len(c.held) >= maxHeldSecrets {
+		c.held = map[string]heldSecret{}
 	}
-	next := "patchbay secrets put " + ref
-	if team != "" {
-		next += " --team " + team
+	if gen == c.heldGen { // it was not changed meanwhile
+		c.held[key] = held
 	}
-	return held, plane.Errorf(plane.Unauthenticated, "There is no secret %s.", secretName(team, ref)).Then(next)
+	return held, nil
 }
 
 // ForgetSecrets drops what is held opened of teams' secrets: one may have changed.

@@ -31,8 +31,9 @@ type cell struct {
 type Lease struct {
 	c     *Connections
 	grant policy.Grant
-	cell  *cell // nil when the credential never changes
-	fixed *set  // of a pinned token, or one that is tried out; nil for none
+	cell  *cell   // nil when the credential never changes
+	fixed *set    // of a pinned token, or one that is tried out; nil for none
+	mint  *minted // of one that an app signs in
 }
 
 // Lend opens the credential that a grant is good for. It refuses the zero grant.
@@ -53,6 +54,10 @@ func (c *Connections) Lend(ctx context.Context, g policy.Grant) (*Lease, error) 
 		}
 		l.fixed = prepare(conn.Auth, Pasted(token), 0, c.o.Clock.Now(), nil)
 		return l, nil
+	}
+	if ref, ok := strings.CutPrefix(conn.Declared.Secret, githubApp); ok && conn.Origin == plane.OfDeclaration {
+		l.mint = &minted{team: g.Sender().Team, ref: ref}
+		return l, l.Fresh(ctx)
 	}
 	var err error
 	if l.cell, err = c.cellOf(ctx, conn); err != nil {
@@ -177,6 +182,9 @@ func (c *Connections) fault(ctx context.Context, conn plane.Connection, reason s
 // Fresh makes sure that what will be injected is not known to be worthless. It
 // waits for a refresh only when the token is over.
 func (l *Lease) Fresh(ctx context.Context) error {
+	if l.mint != nil {
+		return l.c.remint(ctx, l.grant.Connection(), l.mint)
+	}
 	if l.cell == nil {
 		return nil
 	}
@@ -196,6 +204,9 @@ func (l *Lease) Fresh(ctx context.Context) error {
 func (l *Lease) set() *set {
 	if l.cell != nil {
 		return l.cell.now.Load()
+	}
+	if l.mint != nil {
+		return l.mint.now.Load()
 	}
 	return l.fixed
 }
@@ -247,6 +258,10 @@ func (l *Lease) Rejected(ctx context.Context, r Rejection) bool {
 			l.c.stepUp(ctx, conn, l.cell.now.Load(), hint.Scope)
 		}
 		return false
+	}
+	if l.mint != nil {
+		l.c.forgetHeld(l.mint.key())
+		return l.Fresh(ctx) == nil
 	}
 	if l.cell == nil {
 		if l.fixed == nil && conn.Origin != plane.Pinned && conn.Version > 0 {

@@ -1,6 +1,10 @@
 package policy
 
-import "patchbay/internal/plane"
+import (
+	"strings"
+
+	"patchbay/internal/plane"
+)
 
 // Upkeep is a grant to read each connection that can be read, for whoever keeps
 // the catalogs. It calls no tool: a call is decided for an agent.
@@ -25,11 +29,13 @@ func (s *Snapshot) grant(c *entry, agent string, p plane.Principal) Grant {
 	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID, sender: s.sender(c, agent, p)}
 }
 
-// sender is in whose name a stdio server sends what it sends: the agent that uses it, at
-// work for a team; where nobody does yet, the first that it is attached for.
+// sender is in whose name a server is used that is not the same for all: a stdio server,
+// which sends for somebody, and one that is signed in for one team's repository. That is the
+// agent that uses it, at work for a team; where nobody does yet, the first that it is
+// attached for.
 func (s *Snapshot) sender(c *entry, agent string, p plane.Principal) plane.AgentTeam {
 	switch {
-	case !c.Stdio():
+	case !c.Stdio() && !strings.HasPrefix(c.Declared.Secret, "github_app:"):
 		return plane.AgentTeam{}
 	case agent == "":
 		return c.sender
@@ -65,7 +71,7 @@ func (g Grant) Admits(scheme, host string) bool {
 	return g.conn != nil && scheme == g.scheme && host == g.host
 }
 
-// Sender is in whose name a stdio server sends; zero for any other.
+// Sender is in whose name the server is used, where that makes a difference.
 func (g Grant) Sender() plane.AgentTeam { return g.sender }
 
 // Principal is whom it was granted to; sessions of one are not another's.

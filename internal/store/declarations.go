@@ -183,18 +183,20 @@ func (s *Store) DropDestination(t plane.Tx, name string) error {
 	return s.touchConnections(t)
 }
 
-// TeamSecrets are all secrets, sealed.
-func (s *Store) TeamSecrets(ctx context.Context) ([]plane.TeamSecret, error) {
-	var out []plane.TeamSecret
+// TeamSecret is one secret, sealed.
+func (s *Store) TeamSecret(ctx context.Context, team, ref string) (plane.TeamSecret, error) {
+	var v plane.TeamSecret
+	found := false
 	err := s.each(ctx, func(r *sql.Rows) error {
-		var v plane.TeamSecret
 		var at int64
 		err := r.Scan(&v.Team, &v.Ref, &v.Rev, &v.Blob, &v.By, &at)
-		v.At = plane.FromMicros(at)
-		out = append(out, v)
+		v.At, found = plane.FromMicros(at), true
 		return err
-	}, `SELECT team, ref, rev, blob, made_by, at FROM secrets ORDER BY team, ref`)
-	return out, err
+	}, `SELECT team, ref, rev, blob, made_by, at FROM secrets WHERE team = ? AND ref = ?`, team, ref)
+	if err == nil && !found {
+		err = plane.Errorf(plane.NotFound, "There is no such secret.").At("ref")
+	}
+	return v, err
 }
 
 // PutTeamSecret stores a sealed secret in place of the one of its ref, with the next

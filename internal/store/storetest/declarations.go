@@ -122,11 +122,13 @@ func settingsKeep(t *testing.T, s *store.Store, clock *Clock) {
 			return s.PutTeamSecret(tx, &plane.TeamSecret{Team: "payments", Ref: "linear", Blob: fmt.Appendf(nil, "blob %d", i), By: "ada"})
 		})
 	}
-	if list, err := s.TeamSecrets(ctx); err != nil || len(list) != 1 || list[0].Rev != 2 || string(list[0].Blob) != "blob 1" {
-		t.Errorf("%+v %v", list, err)
+	if v, err := s.TeamSecret(ctx, "payments", "linear"); err != nil || v.Rev != 2 || string(v.Blob) != "blob 1" {
+		t.Errorf("%+v %v", v, err)
 	}
 	write(t, s, func(tx plane.Tx) error { return s.DropTeamSecret(tx, "payments", "linear") })
 	wantKind(t, s.Write(ctx, func(tx plane.Tx) error { return s.DropTeamSecret(tx, "payments", "linear") }), plane.NotFound)
+	_, err = s.TeamSecret(ctx, "payments", "linear")
+	wantKind(t, err, plane.NotFound)
 	snap := plane.RepoSnapshot{Team: "payments", URL: "https://g.example.com/r", Commit: "c1", Declared: []plane.Declared{{Declaration: plane.Declaration{Name: "docs"}, Layer: plane.LayerRepository}}, Wanted: []string{"w"}, At: clock.Now()}
 	write(t, s, func(tx plane.Tx) error { return s.PutRepository(tx, &snap, true) })
 	snap.Commit = "c2"

@@ -1,0 +1,411 @@
+package vault_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"patchbay/internal/fake"
+	"patchbay/internal/plane"
+	"patchbay/internal/secret"
+	"patchbay/internal/store"
+	"patchbay/internal/vault"
+)
+
+const marked = `m4rked-s3cret/with "quotes" & umläuts`
+
+// bench is what a backend is opened with.
+type bench struct {
+	dir  string
+	st   *store.Store
+	ring *secret.Ring
+	kv   *fake.KV
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{dir: t.TempDir()}
+	var err error
+	if b.st, err = store.Open(t.Context(), store.Options{Path: filepath.Join(b.dir, "patchbay.db")}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.st.Close() })
+	if b.ring, err = secret.ParseRing(secret.GenerateKey()); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *bench) bao(t *testing.T, login vault.Login, lease, most time.Duration) *vault.OpenBao {
+	t.Helper()
+	if b.kv == nil {
+		b.kv = fake.NewKV(t, lease, most)
+	}
+	v, err := vault.NewOpenBao(vault.OpenBaoOptions{Address: b.kv.URL, Transport: &http.Transport{}, Namespace: "team-a", Login: login, Audit: b.st})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	return v
+}
+
+var appRole = vault.Login{Kind: "approle", RoleID: fake.KVRole, SecretID: secret.New(fake.KVSecretID)}
+
+// backends are all that the suite runs on.
+var backends = map[string]func(t *testing.T, b *bench) vault.Vault{
+	"database": func(t *testing.T, b *bench) vault.Vault { return vault.NewDatabase(b.st, b.ring) },
+	"memory":   func(t *testing.T, b *bench) vault.Vault { return vault.NewMemory(b.st) },
+	"file": func(t *testing.T, b *bench) vault.Vault {
+		f, err := vault.OpenFile(filepath.Join(b.dir, "secrets"), b.ring, b.st, plane.SystemClock{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	},
+	"openbao": func(t *testing.T, b *bench) vault.Vault { return b.bao(t, appRole, time.Hour, 0) },
+	"openbao, cached": func(t *testing.T, b *bench) vault.Vault {
+		return vault.NewCached(b.bao(t, appRole, time.Hour, 0), plane.SystemClock{}, time.Minute, time.Second)
+	},
+}
+
+func value(h vault.Held) string {
+	out := ""
+	h.Value.Expose(func(v string) { out = v })
+	return out
+}
+
+// TestEveryVault is the suite: what any backend does.
+func TestEveryVault(t *testing.T) {
+	for name, open := range backends {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			v := open(t, b)
+			ctx := t.Context()
+			audited := 0
+			fine := func(plane.Tx) error { audited++; return nil }
+			pay, org := vault.Name{Team: "payments", Ref: "linear"}, vault.Name{Ref: "linear"}
+			wantMissing := func(n vault.Name) {
+				t.Helper()
+				_, err := v.Get(ctx, n)
+				if e := plane.Public(err); e == nil || e.Kind != plane.NotFound || !strings.Contains(e.Next, "secrets put "+n.Ref) || !strings.Contains(e.Message, n.String()) {
+					t.Errorf("%s: %+v", n, err)
+				}
+			}
+			put := func(n vault.Name, text string) {
+				t.Helper()
+				if err := v.Put(ctx, n, secret.New(text), "ada", fine); err != nil {
+					t.Fatal(err)
+				}
+			}
+			get := func(n vault.Name, want string) int64 {
+				t.Helper()
+				h, err := v.Get(ctx, n)
+				if err != nil || value(h) != want {
+					t.Errorf("%s: %q %v", n, value(h), err)
+				}
+				return h.Rev
+			}
+			if err := v.Check(ctx); err != nil {
+				t.Fatal(err)
+			}
+			wantMissing(pay)
+			put(pay, marked)
+			first := get(pay, marked)
+			wantMissing(org) // the organisation's is another
+			wantMissing(vault.Name{Team: "legal", Ref: "linear"})
+			wantMissing(vault.Name{Team: "payments", Ref: "linea"})
+			put(org, "the organisation's")
+			get(pay, marked)
+			get(org, "the organisation's")
+			put(pay, strings.Repeat("x", 8192))
+			if again := get(pay, strings.Repeat("x", 8192)); again == first {
+				t.Error("another value has the same rev")
+			}
+			refused := errors.New("no audit")
+			if err := v.Put(ctx, pay, secret.New("not written"), "ada", func(plane.Tx) error { return refused }); !errors.Is(err, refused) {
+				t.Errorf("put without a record: %v", err)
+			}
+			if err := v.Drop(ctx, pay, func(plane.Tx) error { return refused }); !errors.Is(err, refused) {
+				t.Errorf("drop without a record: %v", err)
+			}
+			get(pay, strings.Repeat("x", 8192))
+			if err := v.Drop(ctx, pay, fine); err != nil {
+				t.Fatal(err)
+			}
+			wantMissing(pay)
+			if err := v.Drop(ctx, pay, fine); plane.KindOf(err) != plane.NotFound {
+				t.Errorf("dropped twice: %v", err)
+			}
+			get(org, "the organisation's")
+			if audited != 4 {
+				t.Errorf("%d changes on record, want 4", audited)
+			}
+			var wg sync.WaitGroup
+			for i := range 8 {
+				wg.Go(func() {
+					n := vault.Name{Team: "payments", Ref: fmt.Sprintf("r%d", i)}
+					if err := v.Put(ctx, n, secret.New(n.Ref), "ada", func(plane.Tx) error { return nil }); err != nil {
+						t.Error(err)
+					}
+					if h, err := v.Get(ctx, n); err != nil || value(h) != n.Ref {
+						t.Errorf("%s: %q %v", n, value(h), err)
+					}
+				})
+			}
+			wg.Wait()
+			put(pay, marked)
+			b.nowhere(t)
+		})
+	}
+}
+
+// nowhere looks for the marked secret in everything that was written here.
+func (b *bench) nowhere(t *testing.T) {
+	t.Helper()
+	err := filepath.WalkDir(b.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if bytes.Contains(raw, []byte("m4rked")) {
+			t.Errorf("%s holds the secret in the clear", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestMountedSecrets: what an orchestrator mounts is read; names reach nothing outside.
+func TestMountedSecrets(t *testing.T) {
+	b := newBench(t)
+	dir := filepath.Join(b.dir, "secrets")
+	for name, text := range map[string]string{"secrets/billing": "of the org\n", "secrets/payments/linear": "of payments", "outside": "not a secret of ours", "secrets/huge": strings.Repeat("x", 65<<10)} {
+		p := filepath.Join(b.dir, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(b.dir, "outside"), filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	f, err := vault.OpenFile(dir, b.ring, b.st, plane.SystemClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, c := range []struct {
+		n    vault.Name
+		want string
+		kind plane.Kind
+	}{
+		{vault.Name{Ref: "billing"}, "of the org", ""},
+		{vault.Name{Team: "payments", Ref: "linear"}, "of payments", ""},
+		{vault.Name{Ref: "payments"}, "", plane.NotFound}, // a directory
+		{vault.Name{Team: "..", Ref: "outside"}, "", plane.Unavailable},
+		{vault.Name{Ref: "link"}, "", plane.Unavailable},
+		{vault.Name{Ref: "huge"}, "", plane.Unavailable},
+	} {
+		h, err := f.Get(t.Context(), c.n)
+		if value(h) != c.want || plane.KindOf(err) != c.kind && (err != nil || c.kind != "") {
+			t.Errorf("%s: %q %v", c.n, value(h), err)
+		}
+	}
+}
+
+// TestFilesAreSealedAnew: after a rotation the old key opens nothing of ours any more.
+func TestFilesAreSealedAnew(t *testing.T) {
+	b, old := newBench(t), secret.GenerateKey()
+	dir := filepath.Join(b.dir, "secrets")
+	first, err := secret.ParseRing(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.ring.Replace(first)
+	f, err := vault.OpenFile(dir, b.ring, b.st, plane.SystemClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	n := vault.Name{Team: "payments", Ref: "linear"}
+	if err := f.Put(t.Context(), n, secret.New(marked), "ada", func(plane.Tx) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "mounted"), []byte("by others"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fresh := secret.GenerateKey()
+	var both *secret.Ring
+	fresh.Expose(func(a string) { old.Expose(func(b string) { both, err = secret.ParseRing(secret.New(a + "," + b)) }) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.ring.Replace(both)
+	if sealed, stuck, err := f.Reseal(t.Context()); sealed != 1 || stuck != 0 || err != nil {
+		t.Fatalf("%d %d %v", sealed, stuck, err)
+	}
+	only, err := secret.ParseRing(fresh)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.ring.Replace(only)
+	if h, err := f.Get(t.Context(), n); err != nil || value(h) != marked {
+		t.Errorf("%q %v", value(h), err)
+	}
+	if h, err := f.Get(t.Context(), vault.Name{Ref: "mounted"}); err != nil || value(h) != "by others" {
+		t.Errorf("%q %v", value(h), err)
+	}
+}
+
+// TestOpenBaoSignsIn: one sign-in serves many questions, its lease is renewed, and where
+// that ends, or the token is taken back, there is another.
+func TestOpenBaoSignsIn(t *testing.T) {
+	jwt := filepath.Join(t.TempDir(), "token")
+	for name, login := range map[string]vault.Login{"approle": appRole, "kubernetes": {Kind: "kubernetes", Role: fake.KVRole, JWTFile: jwt}, "token": {Kind: "token", Token: secret.New(fake.KVToken)}} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(jwt, []byte("jwt-1\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			b := newBench(t)
+			v := b.bao(t, login, 2*time.Second, 0)
+			b.kv.Set("patchbay/payments/linear", map[string]any{"value": "there"})
+			n := vault.Name{Team: "payments", Ref: "linear"}
+			for range 20 {
+				if h, err := v.Get(t.Context(), n); err != nil || value(h) != "there" || h.Rev != 1 {
+					t.Fatalf("%q %d %v", value(h), h.Rev, err)
+				}
+			}
+			logins := 1
+			if login.Kind == "token" {
+				logins = 0
+			}
+			if b.kv.Asked("login") != logins || b.kv.Header("X-Vault-Namespace") != "team-a" {
+				t.Errorf("%d sign-ins, namespace %q", b.kv.Asked("login"), b.kv.Header("X-Vault-Namespace"))
+			}
+			time.Sleep(4 * time.Second) // twice the lease, without a question
+			if h, err := v.Get(t.Context(), n); err != nil || value(h) != "there" || b.kv.Asked("login") != logins || b.kv.Asked("renew") < 2 {
+				t.Errorf("after the lease: %v; %d sign-ins, %d renewals", err, b.kv.Asked("login"), b.kv.Asked("renew"))
+			}
+			b.kv.Forget()
+			if err := os.WriteFile(jwt, []byte("jwt-2\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := v.Get(t.Context(), n)
+			if login.Kind == "token" {
+				if e := plane.Public(err); e.Kind != plane.Unavailable || !strings.Contains(e.Message, "payments/linear") || !strings.Contains(e.Message, "refuses") {
+					t.Errorf("a token that was taken back: %v", err)
+				}
+				return
+			}
+			if err != nil || b.kv.Asked("login") != logins+1 {
+				t.Errorf("after the token was taken back: %v, %d sign-ins", err, b.kv.Asked("login"))
+			}
+			if got := b.kv.JWTs(); login.Kind == "kubernetes" && fmt.Sprint(got) != "[jwt-1 jwt-2]" {
+				t.Errorf("presented: %v", got)
+			}
+		})
+	}
+	t.Run("its last end", func(t *testing.T) {
+		b := newBench(t)
+		v := b.bao(t, appRole, 2*time.Second, 3*time.Second)
+		b.kv.Set("patchbay/_org/x", map[string]any{"value": "there"})
+		for range 12 {
+			if _, err := v.Get(t.Context(), vault.Name{Ref: "x"}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		if b.kv.Asked("login") < 2 {
+			t.Error("it did not sign in anew")
+		}
+	})
+}
+
+// TestAnOutageIsNamed: what cannot be asked is not what is not there; answers and failures
+// are remembered for a time each, and nothing older is used.
+func TestAnOutageIsNamed(t *testing.T) {
+	b := newBench(t)
+	clock := &hand{now: time.Now()}
+	v := vault.NewCached(b.bao(t, appRole, time.Hour, 0), clock, time.Minute, 5*time.Second)
+	b.kv.Set("patchbay/payments/linear", map[string]any{"value": "there"})
+	b.kv.Set("patchbay/payments/odd", map[string]any{"other": "field"})
+	n := vault.Name{Team: "payments", Ref: "linear"}
+	ask := func(n vault.Name) error { _, err := v.Get(context.Background(), n); return err }
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			if err := ask(n); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := b.kv.Asked("get"); got != 1 {
+		t.Errorf("fifty askers asked %d times", got)
+	}
+	b.kv.Down(true)
+	clock.pass(59 * time.Second)
+	if err := ask(n); err != nil {
+		t.Errorf("while it is remembered: %v", err)
+	}
+	clock.pass(2 * time.Second)
+	for range 10 {
+		e := plane.Public(ask(n))
+		if e.Kind != plane.Unavailable || !strings.Contains(e.Message, "payments/linear") || !strings.Contains(e.Message, b.kv.URL) || strings.Contains(e.Message, "sealed") {
+			t.Fatalf("the outage: %+v", e)
+		}
+	}
+	if got := b.kv.Asked("get"); got != 2 {
+		t.Errorf("ten askers of an outage asked %d times", got-1)
+	}
+	if err := v.Put(t.Context(), n, secret.New("x"), "ada", func(plane.Tx) error { return nil }); plane.KindOf(err) != plane.Unavailable {
+		t.Errorf("put: %v", err)
+	}
+	b.kv.Down(false)
+	clock.pass(6 * time.Second)
+	if err := ask(n); err != nil {
+		t.Errorf("after the outage: %v", err)
+	}
+	if e := plane.Public(ask(vault.Name{Team: "payments", Ref: "odd"})); e.Kind != plane.Unavailable || !strings.Contains(e.Message, "no field value") {
+		t.Errorf("another's form: %+v", e)
+	}
+	if err := v.Put(t.Context(), n, secret.New("changed"), "ada", func(plane.Tx) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := v.Get(t.Context(), n); err != nil || value(h) != "changed" || !h.Until.Equal(clock.Now().Add(time.Minute)) {
+		t.Errorf("after a change: %q until %s, %v", value(h), h.Until, err)
+	}
+	gone := newBench(t)
+	dead := gone.bao(t, appRole, time.Hour, 0)
+	gone.kv.Close()
+	if err := dead.Check(t.Context()); plane.KindOf(err) != plane.Unavailable {
+		t.Error(err)
+	}
+	if _, err := dead.Get(t.Context(), n); plane.KindOf(err) != plane.Unavailable {
+		t.Error(err)
+	}
+}
+
+// hand is a clock that somebody moves.
+type hand struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (h *hand) Now() time.Time { h.mu.Lock(); defer h.mu.Unlock(); return h.now }
+
+func (h *hand) pass(d time.Duration) { h.mu.Lock(); defer h.mu.Unlock(); h.now = h.now.Add(d) }
