@@ -177,10 +177,14 @@ type DestinationConfig struct {
 	Methods []string `yaml:"methods"`
 	Paths   []string `yaml:"paths"`
 	Inject  struct {
-		Kind   string `yaml:"kind"` // bearer, header, basic, query, body
-		Name   string `yaml:"name"`
-		User   string `yaml:"user"`
-		Prefix string `yaml:"prefix"`
+		Kind    string   `yaml:"kind"` // bearer, header, basic, query, body, aws_sigv4, hmac
+		Name    string   `yaml:"name"`
+		User    string   `yaml:"user"`
+		Prefix  string   `yaml:"prefix"`
+		Region  string   `yaml:"region"`  // of aws_sigv4
+		Service string   `yaml:"service"` // the same
+		Over    []string `yaml:"over"`    // of hmac
+		Stamp   string   `yaml:"stamp"`   // the same
 	} `yaml:"inject"`
 	Tunnel bool     `yaml:"tunnel"`        // passed through, not looked into, nothing injected
 	Secret string   `yaml:"inject_secret"` // secret:<ref>, connection:<id>, github_app:<ref>

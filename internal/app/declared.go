@@ -102,7 +102,7 @@ func (c *Config) destinations() (map[string]plane.Destination, error) {
 	for _, name := range sortedKeys(c.Egress.Destinations) {
 		cc := c.Egress.Destinations[name]
 		d := plane.Destination{Name: name, Hosts: cc.Hosts, Port: cc.Port, Methods: cc.Methods, Paths: cc.Paths, Secret: cc.Secret, Needs: cc.Needs, Tunnel: cc.Tunnel,
-			Inject: plane.Injection{Kind: cc.Inject.Kind, Name: cc.Inject.Name, User: cc.Inject.User, Prefix: cc.Inject.Prefix}}
+			Inject: plane.Injection{Kind: cc.Inject.Kind, Name: cc.Inject.Name, User: cc.Inject.User, Prefix: cc.Inject.Prefix, Region: cc.Inject.Region, Service: cc.Inject.Service, Over: cc.Inject.Over, Stamp: cc.Inject.Stamp}}
 		if err := registry.CheckDestination(&d); err != nil {
 			return nil, c.bad("egress.destinations."+name, "%s", plane.Public(err).Message)
 		}

@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"crypto/hmac"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -452,4 +455,25 @@ func TestATunnelIsPassedThrough(t *testing.T) {
 		l = command.EgressLog{}
 		return s.do("egress.log", command.EgressLogInput{Limit: 5}, &l) == nil && len(l.Requests) == 1 && l.Requests[0].State == "succeeded" && l.Requests[0].Sent > 0 && l.Requests[0].Received > 0 && l.Requests[0].Method == "CONNECT" && !l.Requests[0].Injected
 	})
+}
+
+// TestTheGatewaySigns: a destination whose secret signs gets a signature in place of the
+// placeholder, and the secret stays here.
+func TestTheGatewaySigns(t *testing.T) {
+	o := newOutward(t, "{kind: hmac, name: X-Signature, prefix: \"v1=\", over: [method, path, body]}", "")
+	status, body, _ := o.sends(t, o.client(t, true), "POST", "/body", `{"n":1}`, func(r *http.Request) {
+		r.Header.Del("Authorization")
+		r.Header.Set("X-Signature", "v1="+o.placeholder)
+	})
+	mac := hmac.New(sha256.New, []byte(outSecret))
+	mac.Write([]byte("POST\n/body\n{\"n\":1}"))
+	o.far.mu.Lock()
+	got := o.far.seen[len(o.far.seen)-1].Header.Get("X-Signature")
+	o.far.mu.Unlock()
+	if want := "v1=" + hex.EncodeToString(mac.Sum(nil)); status != 200 || body != "7 bytes of body" || got != want {
+		t.Errorf("%d %q; signed %q, want %q", status, body, got, want)
+	}
+	if status, body, _ := o.sends(t, o.client(t, false), "POST", "/body", "x"+o.placeholder, func(r *http.Request) { r.Header.Del("Authorization") }); status != http.StatusForbidden || !strings.Contains(body, "placeholder") {
+		t.Errorf("a placeholder in the body: %d %s", status, body)
+	}
 }

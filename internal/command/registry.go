@@ -390,7 +390,7 @@ type DestinationsSetInput struct {
 	Port    int      `json:"port,omitempty" help:"Its port." default:"443"`
 	Methods []string `json:"methods,omitempty" help:"Methods that are let through; left out, every one."`
 	Paths   []string `json:"paths,omitempty" help:"Globs of paths that are let through; left out, every one."`
-	Inject  string   `json:"inject,omitempty" help:"How the secret goes in: bearer, header:<name>, basic:<user>, query:<name> or body:<name>." default:"bearer"`
+	Inject  string   `json:"inject,omitempty" help:"How the secret goes in: bearer, header:<name>, basic:<user>, query:<name> or body:<name>; or signs: aws_sigv4, hmac:<header>." default:"bearer"`
 	Secret  string   `name:"inject-secret" json:"inject_secret,omitempty" help:"Which secret: secret:<ref>, connection:<id> or github_app:<ref>."`
 	Needs   []string `json:"needs,omitempty" help:"What a team must have: repo."`
 	Tunnel  bool     `json:"tunnel,omitempty" help:"Pass it through the credential gateway unseen, without a secret."`

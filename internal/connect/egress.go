@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"io"
 	"net/http"
 	"net/url"
@@ -25,6 +24,7 @@ type EgressLease struct {
 	value    secret.Text
 	redactor *Redactor
 	inner    *Lease // of a connection's credential
+	now      func() time.Time
 }
 
 // heldSecret is a secret, opened, with what finds it in an answer.
@@ -40,7 +40,7 @@ func (c *Connections) LendEgress(ctx context.Context, g policy.EgressGrant) (*Eg
 	if !g.Valid() {
 		return nil, plane.Errorf(plane.Forbidden, "No grant, no credential.")
 	}
-	l := &EgressLease{grant: g}
+	l := &EgressLease{grant: g, now: c.o.Clock.Now}
 	kind, ref, _ := strings.Cut(g.Destination().Secret, ":")
 	switch kind {
 	case "":
@@ -135,9 +135,6 @@ func (c *Connections) ForgetSecrets() {
 // Redactor finds the secret in what comes back; nil finds nothing.
 func (l *EgressLease) Redactor() *Redactor { return l.redactor }
 
-// maxInjectedBody bounds a body that a secret goes into, in bytes.
-const maxInjectedBody = 1 << 20
-
 // Inject puts the secret in place of the placeholder where the destination says it goes,
 // and reports whether it did. A placeholder that stands anywhere else is an error, and so
 // is a request that goes elsewhere than was granted. The body is read here only where the
@@ -154,92 +151,17 @@ func (l *EgressLease) Inject(req *http.Request, placeholder string) (bool, error
 	d := l.grant.Destination()
 	done := false
 	if !l.value.Empty() {
-		l.value.Expose(func(v string) { done, err = inject(req, d.Inject, placeholder, v) })
+		l.value.Expose(func(v string) { done, err = injectorOf(d.Inject).inject(req, placed{placeholder, v, l.now()}) })
 	}
 	if err != nil {
 		return false, err
+	}
+	if d.Inject.ReadsBody() && req.Body != nil && req.Body != http.NoBody { // the rest was not looked at yet
+		req.Body = Guard(req.Body, placeholder)
 	}
 	if where := astray(req, placeholder); where != "" {
 		return false, plane.Errorf(plane.Forbidden, "The placeholder stands in the request's %s, where %s takes no secret.", where, d.Name)
 	}
-	return done, nil
-}
-
-func inject(req *http.Request, in plane.Injection, placeholder, value string) (bool, error) {
-	switch in.Kind {
-	case "bearer":
-		scheme, rest, ok := strings.Cut(req.Header.Get("Authorization"), " ")
-		if !ok || rest != placeholder || len(req.Header["Authorization"]) != 1 {
-			return false, nil
-		}
-		req.Header["Authorization"] = []string{scheme + " " + value}
-		return true, nil
-	case "header":
-		got := req.Header.Values(in.Name)
-		if len(got) != 1 || strings.TrimPrefix(got[0], in.Prefix) != placeholder {
-			return false, nil
-		}
-		req.Header.Set(in.Name, in.Prefix+value)
-		return true, nil
-	case "basic":
-		user, password, ok := req.BasicAuth()
-		if !ok || password != placeholder && user != placeholder || len(req.Header["Authorization"]) != 1 {
-			return false, nil
-		}
-		if in.User != "" {
-			user = in.User
-		} else if user == placeholder {
-			user = value
-		}
-		if password == placeholder || in.User != "" {
-			password = value
-		}
-		req.SetBasicAuth(user, password)
-		return true, nil
-	case "query":
-		q, err := url.ParseQuery(req.URL.RawQuery)
-		if err != nil || len(q[in.Name]) != 1 || q.Get(in.Name) != placeholder {
-			return false, nil
-		}
-		q.Set(in.Name, value)
-		req.URL.RawQuery = q.Encode()
-		return true, nil
-	case "body":
-		return injectBody(req, in.Name, placeholder, value)
-	}
-	return false, nil
-}
-
-// injectBody puts the secret into one member of a JSON object.
-func injectBody(req *http.Request, name, placeholder, value string) (bool, error) {
-	if req.Body == nil || req.Body == http.NoBody || !strings.HasPrefix(req.Header.Get("Content-Type"), "application/json") {
-		return false, nil
-	}
-	b, err := io.ReadAll(io.LimitReader(req.Body, maxInjectedBody+1))
-	if err != nil {
-		return false, err
-	}
-	if len(b) > maxInjectedBody {
-		return false, plane.Errorf(plane.InvalidInput, "A body that a secret goes into has at most %d bytes.", maxInjectedBody)
-	}
-	var doc map[string]json.RawMessage
-	var got string
-	done := false
-	if json.Unmarshal(b, &doc) == nil && json.Unmarshal(doc[name], &got) == nil && got == placeholder {
-		old, err := json.Marshal(placeholder)
-		if err != nil {
-			return false, err
-		}
-		fresh, err := json.Marshal(value)
-		if err != nil {
-			return false, err
-		}
-		if bytes.Count(b, old) == 1 { // exactly there, the other bytes as they came
-			b, done = bytes.Replace(b, old, fresh, 1), true
-		}
-	}
-	req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
-	req.Header.Set("Content-Length", strconv.Itoa(len(b)))
 	return done, nil
 }
 

@@ -185,8 +185,8 @@ func (p *Proxy) prepared(r *http.Request, g policy.EgressGrant, scheme string) (
 	}
 	if r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0 {
 		out.Body = connect.Guard(r.Body, p.o.Placeholder)
-		if g.Destination().Inject.Kind == "body" && g.Destination().Secret != "" {
-			out.Body = r.Body // Inject reads it whole, and says what is astray
+		if g.Destination().Inject.ReadsBody() && g.Destination().Secret != "" {
+			out.Body = r.Body // Inject guards it, where it does not read it whole
 		}
 	}
 	if _, ok := out.Header["User-Agent"]; !ok {

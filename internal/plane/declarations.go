@@ -166,10 +166,20 @@ type FoundTool struct {
 
 // Injection is where a destination's secret goes.
 type Injection struct {
-	Kind   string `json:"kind"`             // bearer, header, basic, query, body
+	Kind   string `json:"kind"`             // bearer, header, basic, query, body, aws_sigv4, hmac
 	Name   string `json:"name,omitempty"`   // of the header or parameter
 	User   string `json:"user,omitempty"`   // of basic
-	Prefix string `json:"prefix,omitempty"` // before the secret in a header
+	Prefix string `json:"prefix,omitempty"` // before the secret, or the signature, in a header
+
+	Region  string   `json:"region,omitempty"`  // of aws_sigv4: the only one; empty for any
+	Service string   `json:"service,omitempty"` // the same
+	Over    []string `json:"over,omitempty"`    // of hmac: method, path, query, timestamp, body
+	Stamp   string   `json:"stamp,omitempty"`   // of hmac: the header that tells the timestamp
+}
+
+// ReadsBody reports that a request's body is read before it is sent.
+func (in *Injection) ReadsBody() bool {
+	return in.Kind == "body" || in.Kind == "aws_sigv4" || in.Kind == "hmac"
 }
 
 // Destination is a named host that an agent's policy may let it reach, and how the

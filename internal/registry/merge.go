@@ -236,12 +236,23 @@ func CheckDestination(d *plane.Destination) error {
 		return bad("tunnel", "what is passed through is not looked into: it takes no secret, methods or paths.")
 	case len(d.Methods) > 32 || len(d.Paths) > 256:
 		return bad("paths", "it names at most 32 methods and 256 paths.")
-	case !slices.Contains([]string{"bearer", "header", "basic", "query", "body"}, d.Inject.Kind):
-		return bad("inject", "the secret goes in as bearer, header, basic, query or body.")
+	case !slices.Contains([]string{"bearer", "header", "basic", "query", "body", "aws_sigv4", "hmac"}, d.Inject.Kind):
+		return bad("inject", "the secret goes in as bearer, header, basic, query or body, or signs: aws_sigv4, hmac.")
 	case d.Inject.Kind == "basic" && d.Inject.User == "", d.Inject.Kind != "basic" && d.Inject.User != "":
 		return bad("inject", "user goes with basic, and basic with a user.")
-	case (d.Inject.Kind == "header" || d.Inject.Kind == "query" || d.Inject.Kind == "body") == (d.Inject.Name == ""):
-		return bad("inject", "name goes with header, query and body.")
+	case slices.Contains([]string{"header", "query", "body", "hmac"}, d.Inject.Kind) == (d.Inject.Name == ""):
+		return bad("inject", "name goes with header, query, body and hmac.")
+	case d.Inject.Kind != "aws_sigv4" && d.Inject.Region+d.Inject.Service != "":
+		return bad("inject", "region and service go with aws_sigv4.")
+	case d.Inject.Kind != "hmac" && (len(d.Inject.Over) > 0 || d.Inject.Stamp != ""):
+		return bad("inject", "over and stamp go with hmac.")
+	case slices.Contains(d.Inject.Over, "timestamp") && d.Inject.Stamp == "":
+		return bad("inject", "a signature over the timestamp tells it in a header: stamp.")
+	}
+	for _, o := range d.Inject.Over {
+		if !slices.Contains([]string{"method", "path", "query", "timestamp", "body"}, o) {
+			return bad("inject", "%q cannot be signed; method, path, query, timestamp and body can.", bounded(o))
+		}
 	}
 	for _, h := range d.Hosts {
 		bare := strings.TrimPrefix(h, "*.")
