@@ -410,7 +410,7 @@ func TestAWebSocketAndATunnel(t *testing.T) {
 		t.Fatalf("%+v %v", resp, err)
 	}
 	said, err := io.ReadAll(r)
-	if err != nil || string(said) != "echo hello\nand [credential removed by Patchbay]!\n" {
+	if err != nil || string(said) != "echo hello\nand [credential removed b!\n" {
 		t.Errorf("%q %v", said, err)
 	}
 	within(t, 5*time.Second, "the socket's record", func() bool {

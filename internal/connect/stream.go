@@ -6,75 +6,109 @@ import (
 )
 
 // Stream redacts what is read through it, without waiting for the end: only what may be
-// the beginning of a secret is held back until it is known. Found is told once.
+// the beginning of a secret is held back until it is known. What it puts in a secret's place
+// has its length, so that lengths that were told before hold. Found is told once.
 type Stream struct {
 	r     *Redactor
 	src   io.Reader
 	found func()
 
 	in   []byte // what was read of src, the held part first
-	kept []byte // what out stands in, used again
-	out  []byte // redacted, to be handed on
+	cut  int    // of in, what was handed on
+	left []byte // of that, what Read has still to give
 	err  error  // of src
 	told bool
 }
 
-// streamChunk is how much is read at once.
-const streamChunk = 16 << 10
+// StreamBuffer is how long a buffer should be that a Stream works in.
+const StreamBuffer = 32 << 10
 
-// NewStream redacts src. A nil redactor passes everything on.
-func (r *Redactor) NewStream(src io.Reader, found func()) io.Reader {
-	if r == nil || len(r.needles) == 0 {
-		return src
+// NewStream redacts src, working in buf. A nil redactor passes everything on.
+func (r *Redactor) NewStream(src io.Reader, buf []byte, found func()) *Stream {
+	longest := 0
+	if r != nil {
+		longest = r.longest
 	}
-	return &Stream{r: r, src: src, found: found, in: make([]byte, 0, streamChunk+r.longest)}
+	if cap(buf) < longest+StreamBuffer/2 {
+		buf = make([]byte, 0, longest+StreamBuffer)
+	}
+	return &Stream{r: r, src: src, found: found, in: buf[:0]}
 }
 
-// Read hands on what is known to be clean.
-func (s *Stream) Read(p []byte) (int, error) {
-	for len(s.out) == 0 {
-		if s.err != nil {
-			return 0, s.err
-		}
+// Next gives what is known to be clean, good until the next call.
+func (s *Stream) Next() ([]byte, error) {
+	for s.err == nil {
+		s.in = s.in[:copy(s.in, s.in[s.cut:])]
 		held := len(s.in)
-		n, err := s.src.Read(s.in[held:min(cap(s.in), held+streamChunk)])
-		s.in = s.in[:held+n]
-		if s.err = err; err != nil {
-			s.out, s.in = s.clean(s.in), nil
-			continue
+		n, err := s.src.Read(s.in[held:cap(s.in)])
+		s.in, s.err, s.cut = s.in[:held+n], err, held+n
+		if err == nil {
+			s.cut = s.known()
 		}
-		if n > 0 {
-			s.step()
+		if s.cut > 0 {
+			s.clean(s.in[:s.cut])
+			return s.in[:s.cut], nil
 		}
 	}
-	n := copy(p, s.out)
-	s.out = s.out[n:]
+	return nil, s.err
+}
+
+// Read is Next for those who bring a buffer of their own.
+func (s *Stream) Read(p []byte) (int, error) {
+	if len(s.left) == 0 {
+		var err error
+		if s.left, err = s.Next(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, s.left)
+	s.left = s.left[n:]
 	return n, nil
 }
 
-// step hands on what was read but for a tail that may grow into a secret.
-func (s *Stream) step() {
-	cut := len(s.in) - s.r.open(s.in)
-	if end := s.r.crosses(s.in, cut); end > cut {
-		cut = end // a secret that is whole already ends behind the cut
+// known is how much of what was read cannot be the beginning of a secret.
+func (s *Stream) known() int {
+	if s.r == nil || len(s.r.needles) == 0 {
+		return len(s.in)
 	}
-	s.out = s.clean(s.in[:cut])
-	s.in = s.in[:copy(s.in, s.in[cut:])]
+	cut := len(s.in) - s.r.open(s.in)
+	return max(cut, s.r.crosses(s.in, cut)) // a secret that is whole already may end behind it
 }
 
-func (s *Stream) clean(b []byte) []byte {
-	out, hit := s.r.Clean(b)
-	if hit && !s.told {
+func (s *Stream) clean(b []byte) {
+	if s.r.Mask(b) && !s.told {
 		s.told = true
 		if s.found != nil {
 			s.found()
 		}
 	}
-	if !hit { // in is used again
-		s.kept = append(s.kept[:0], out...)
-		return s.kept
+}
+
+// Mask puts something of the same length in the place of every form of the secret, and
+// reports whether there was one.
+func (r *Redactor) Mask(b []byte) bool {
+	if !r.Found(b) {
+		return false
 	}
-	return out
+	for _, n := range r.needles {
+		for at := 0; ; {
+			i := bytes.Index(b[at:], n)
+			if i < 0 {
+				break
+			}
+			at += i
+			fill(b[at : at+len(n)])
+			at += len(n)
+		}
+	}
+	return true
+}
+
+// fill writes Redacted, as far as it goes, and dots behind it.
+func fill(b []byte) {
+	for i := copy(b, Redacted); i < len(b); i++ {
+		b[i] = '.'
+	}
 }
 
 // open is the length of the longest tail of b that is the beginning of a needle, and not

@@ -50,9 +50,12 @@ func TestAStreamIsRedacted(t *testing.T) {
 		whole := []byte(text.String())
 		found := 0
 		src := &pieces{bytes.Clone(whole), func() int { return rapid.IntRange(1, 9).Draw(rt, "size") }}
-		got, err := io.ReadAll(r.NewStream(src, func() { found++ }))
+		got, err := io.ReadAll(r.NewStream(src, nil, func() { found++ }))
 		if err != nil {
 			rt.Fatal(err)
+		}
+		if len(got) != len(whole) {
+			rt.Fatalf("%q became longer or shorter: %q", whole, got)
 		}
 		if r.Found(got) {
 			rt.Fatalf("%q is left of %q", got, whole)
@@ -65,7 +68,7 @@ func TestAStreamIsRedacted(t *testing.T) {
 		}
 	})
 	for _, k := range forms { // nothing is held back that cannot be one
-		s := r.NewStream(io.MultiReader(strings.NewReader("clean text. "), iotest.ErrReader(io.ErrUnexpectedEOF)), nil)
+		s := r.NewStream(io.MultiReader(strings.NewReader("clean text. "), iotest.ErrReader(io.ErrUnexpectedEOF)), nil, nil)
 		b := make([]byte, 100)
 		if n, err := s.Read(b); err != nil || string(b[:n]) != "clean text. " {
 			t.Fatalf("%q %v (%s)", b[:n], err, k)
@@ -78,7 +81,7 @@ func BenchmarkStream(b *testing.B) {
 	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog. "), 1<<20/45)
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
-		if _, err := io.Copy(io.Discard, r.NewStream(bytes.NewReader(text), nil)); err != nil {
+		if _, err := io.Copy(io.Discard, r.NewStream(bytes.NewReader(text), nil, nil)); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"patchbay/internal/connect"
@@ -329,8 +330,8 @@ func (x *exchange) answer(resp *http.Response) error {
 	if red != nil {
 		switch resp.Header.Get("Content-Encoding") {
 		case "", "identity":
-			h.Del("Content-Length") // what is taken out makes it shorter, or longer
 		case "gzip", "x-gzip":
+			resp.ContentLength = -1
 			h.Del("Content-Length")
 			h.Del("Content-Encoding")
 			if x.r.Method != http.MethodHead && resp.StatusCode != http.StatusNotModified && resp.StatusCode != http.StatusNoContent {
@@ -343,13 +344,12 @@ func (x *exchange) answer(resp *http.Response) error {
 		default: // it was not asked for, and cannot be searched
 			return x.unread()
 		}
-		body = red.NewStream(body, x.redacted)
 	}
 	for name := range resp.Trailer {
 		h.Add("Trailer", name)
 	}
 	x.w.WriteHeader(resp.StatusCode)
-	if err := x.copy(body); err != nil {
+	if err := x.copy(red, body, resp.ContentLength); err != nil {
 		return err
 	}
 	for name, values := range resp.Trailer {
@@ -387,34 +387,46 @@ func (x *exchange) redacted() {
 	}
 }
 
-// copy hands a body on as it comes: a client of a stream waits for each event.
-func (x *exchange) copy(body io.Reader) error {
+// buffers are what bodies pass through.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, connect.StreamBuffer); return &b }}
+
+// aWrite is what net/http gathers before it writes.
+const aWrite = 4 << 10
+
+// copy hands a body on as it comes: a client of a stream waits for each event. One that is
+// small, and as long as was told, goes with its head.
+func (x *exchange) copy(red *connect.Redactor, body io.Reader, length int64) error {
 	client := http.NewResponseController(x.w)
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := body.Read(buf)
-		if n > 0 {
-			// Of HTTP/2 only this ends a stream whose client does not read.
-			if err := client.SetWriteDeadline(time.Now().Add(writeStall)); err != nil {
-				return err
-			}
-			if _, err := x.w.Write(buf[:n]); err != nil {
-				return err
-			}
-			if n < len(buf) {
-				if err := client.Flush(); err != nil {
-					return err
-				}
-			}
-			if err := client.SetWriteDeadline(time.Time{}); err != nil {
-				return err
-			}
-		}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	s := red.NewStream(body, *buf, x.redacted)
+	h2 := x.r.ProtoMajor == 2
+	for passed := int64(0); ; {
+		b, err := s.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
+		}
+		if h2 { // only this ends a stream whose client does not read; of HTTP/1.1 the tunnel does
+			if err := client.SetWriteDeadline(time.Now().Add(writeStall)); err != nil {
+				return err
+			}
+		}
+		if _, err := x.w.Write(b); err != nil {
+			return err
+		}
+		passed += int64(len(b))
+		if passed != length && len(b) < aWrite || length < 0 || h2 {
+			if err := client.Flush(); err != nil {
+				return err
+			}
+		}
+		if h2 {
+			if err := client.SetWriteDeadline(time.Time{}); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -443,7 +455,9 @@ func (x *exchange) splice(resp *http.Response) {
 			far.Close()
 			done <- n
 		}()
-		n, _ := io.Copy(conn, x.lease.Redactor().NewStream(far, x.redacted))
+		buf := buffers.Get().(*[]byte)
+		defer buffers.Put(buf)
+		n, _ := io.Copy(conn, x.lease.Redactor().NewStream(far, *buf, x.redacted))
 		conn.Close()
 		x.e.Received, x.e.Sent = n, <-done
 	}
