@@ -65,7 +65,9 @@ func (c *egressRunCmd) Run(e *env) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = e.in, e.out, e.err, append(os.Environ(), env...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
+	began := time.Now()
 	err = cmd.Run()
+	c.refused(e, began)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		if sig, ok := exit.Sys().(syscall.WaitStatus); ok && sig.Signaled() {
@@ -74,6 +76,33 @@ func (c *egressRunCmd) Run(e *env) error {
 		return exitCode(max(exit.ExitCode(), 1))
 	}
 	return err
+}
+
+// maxRefused is how many refusals a command is told of.
+const maxRefused = 3
+
+// refused says what the gateway refused of the command: many clients do not show it. Who
+// may not read the log is told nothing.
+func (c *egressRunCmd) refused(e *env, since time.Time) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), 5*time.Second)
+	defer cancel()
+	time.Sleep(100 * time.Millisecond) // records are written behind
+	var log command.EgressLog
+	if e.client.Command(ctx, "egress.log", command.EgressLogInput{Agent: c.Agent, State: string(plane.EgressDenied), Limit: 50}, &log) != nil {
+		return
+	}
+	told := map[string]bool{}
+	for _, r := range log.Requests {
+		line := fmt.Sprintf("%s %s:%d%s: %s", r.Method, r.Host, r.Port, r.Path, r.Reason)
+		if r.At.Before(since.Add(-time.Second)) || told[line] || len(told) == maxRefused {
+			continue
+		}
+		told[line] = true
+		fmt.Fprintf(e.err, "patchbay: refused %s\n", line)
+	}
+	if len(told) > 0 {
+		fmt.Fprintf(e.err, "patchbay: all of them: patchbay egress log --state denied --agent %s\n", c.Agent)
+	}
 }
 
 // gatewayEnv writes what clients read to a directory, and returns the variables that name

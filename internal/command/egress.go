@@ -50,7 +50,7 @@ type EgressRow struct {
 	DoneAt      time.Time `json:"done_at,omitzero"`
 	Agent       string    `json:"agent"`
 	Team        string    `json:"team,omitempty"`
-	By          string    `json:"by,omitempty"` // the token, or the stdio server, that sent it
+	By          string    `json:"by,omitempty"` // whose token it was, or the stdio server that sent it
 	Destination string    `json:"destination,omitempty"`
 	Host        string    `json:"host"`
 	Port        int       `json:"port"`
