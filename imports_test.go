@@ -26,7 +26,7 @@ var allowed = map[string]string{
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane registry run secret",
-	"internal/web":     "authn bridge catalog command consent plane secret",
+	"internal/web":     "authn bridge catalog command connect consent plane secret",
 	"internal/client":  "plane",
 	"internal/ingress": "bridge command mcp plane",
 	"internal/natsbus": "plane",

@@ -252,12 +252,12 @@ func (x agentsOf) Propose(ctx context.Context, who plane.Principal, team, declar
 // surfaces mounts the API, the command endpoint and the pages.
 func (a *App) surfaces() {
 	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
-		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Registry: a.registry, Secrets: a.conns, Gateway: authority{a}, Egress: a.store.Egress, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
+		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Registry: a.registry, Secrets: a.conns, Gateway: authority{a}, Egress: a.store.Egress, Stats: a.store.CallStats, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
 		Records: records{a.store, a}, Renew: a.refreshPolicy, Now: a.o.Clock.Now, Unseal: a.unseal, Sign: a.ring.SignBy,
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
 	mcpServer := ingress.New(reg, a.o.Version, a.principal)
-	pages := web.New(web.Options{Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
+	pages := web.New(web.Options{Limits: limitRows(a.cfg.Limits), Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
 	rest := api.New(api.Options{Teams: command.NewTeamServers(deps, a.registry), Gallery: a.registry, Open: a.cfg.Registry.Public || a.cfg.localOnly(), Keys: a.signingKeys, Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()

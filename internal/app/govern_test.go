@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -38,7 +39,14 @@ func TestThePageOfAConnection(t *testing.T) {
 		t.Fatalf("signing in: %d", code)
 	}
 	m.SetTools(fake.Tool("look", `"title":"<b>now</b> see https://evil.example/x"`), fake.Tool("change", ""))
-	code, body := v.post(page, url.Values{"action": {"refresh"}})
+	done := func(f url.Values) (int, string) { // a form that was done leads to a page that tells it
+		code, body := v.post(page, f)
+		if code == http.StatusSeeOther {
+			return v.get(page)
+		}
+		return code, body
+	}
+	code, body := done(url.Values{"do": {"refresh"}})
 	if code != 200 || !strings.Contains(body, "It was read just now: 2 tools.") || !strings.Contains(body, "new_url") || strings.Contains(body, "<b>now") || !strings.Contains(body, "held: changed") {
 		t.Fatalf("%d %s", code, body)
 	}
@@ -49,24 +57,24 @@ func TestThePageOfAConnection(t *testing.T) {
 		}
 		return f[1]
 	}
-	accept := url.Values{"action": {"accept"}, "tool": {"look"}, "fingerprint": {field("fingerprint")}, "version": {field("version")}}
-	stale := url.Values{"action": {"accept"}, "tool": {"look"}, "fingerprint": {strings.Repeat("0", 64)}, "version": {field("version")}}
-	if code, body := v.post(page, stale); code != 409 || !strings.Contains(body, "changed since you looked") {
+	accept := url.Values{"do": {"accept"}, "tool": {"look"}, "fingerprint": {field("fingerprint")}, "version": {field("version")}}
+	stale := url.Values{"do": {"accept"}, "tool": {"look"}, "fingerprint": {strings.Repeat("0", 64)}, "version": {field("version")}}
+	if code, body := done(stale); code != 409 || !strings.Contains(body, "changed since you looked") {
 		t.Errorf("a stale form: %d", code)
 	}
-	if code, body = v.post(page, accept); code != 200 || !strings.Contains(body, "look is let in.") || s.tool("up", "look").Held != "" {
+	if code, body = done(accept); code != 200 || !strings.Contains(body, "look is let in.") || s.tool("up", "look").Held != "" {
 		t.Fatalf("%d %s", code, body)
 	}
-	if code, _ := v.post(page, accept); code != 409 {
+	if code, _ := done(accept); code != 409 {
 		t.Errorf("the same form again: %d", code)
 	}
-	if code, body = v.post(page, url.Values{"action": {"block"}, "tool": {"look"}, "version": {field("version")}}); code != 200 || s.tool("up", "look").Held == "" {
+	if code, body = done(url.Values{"do": {"block"}, "tool": {"look"}, "version": {field("version")}}); code != 200 || s.tool("up", "look").Held == "" {
 		t.Errorf("%d %s", code, body)
 	}
-	if code, _ := v.post(page, url.Values{"action": {"drop"}, "version": {"1"}}); code != 409 {
+	if code, _ := done(url.Values{"do": {"drop"}, "version": {"1"}}); code != 409 {
 		t.Errorf("an unknown action: %d", code)
 	}
-	if strings.Contains(body, "<script") {
+	if regexp.MustCompile(`<script[^>]*>[^<]`).MatchString(body) {
 		t.Error("the page holds script")
 	}
 }

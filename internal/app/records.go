@@ -4,7 +4,10 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"os"
+	"reflect"
+	"strings"
 	"time"
 
 	"patchbay/internal/api"
@@ -112,4 +115,15 @@ func (a *App) lease() func(context.Context, time.Time) error {
 		_, err := a.store.TakeLease(ctx, "process/"+a.ledger.Owner, a.ledger.Owner, until)
 		return err
 	}
+}
+
+// limitRows are the limits in force, by the names of the config file.
+func limitRows(l plane.Limits) [][2]string {
+	var out [][2]string
+	v := reflect.ValueOf(l)
+	for i := range v.NumField() {
+		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
+		out = append(out, [2]string{name, fmt.Sprint(v.Field(i).Interface())})
+	}
+	return out
 }

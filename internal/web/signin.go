@@ -68,17 +68,3 @@ func (p *Pages) signOut(w http.ResponseWriter, r *http.Request) {
 	http.SetCookie(w, c)
 	p.render(w, r, http.StatusOK, problemPage(p.site(r), "Signed out", "This browser is nobody again.", "", ""))
 }
-
-// home says who is signed in.
-func (p *Pages) home(w http.ResponseWriter, r *http.Request) {
-	who, err := p.o.Auth.Principal(r)
-	if err != nil && p.o.Auth.CanSignIn() && plane.KindOf(err) == plane.Unauthenticated {
-		http.Redirect(w, r, authn.SignInPath, http.StatusSeeOther)
-		return
-	}
-	if err != nil {
-		p.problem(w, r, err)
-		return
-	}
-	p.render(w, r, http.StatusOK, buttonPage(p.site(r), "You are signed in", "As "+who.Name()+". Links to connect a server open here; everything else is done with the patchbay command.", authn.SignOutPath, "Sign out"))
-}

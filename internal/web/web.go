@@ -5,6 +5,8 @@
 package web
 
 import (
+	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
@@ -26,10 +28,16 @@ import (
 //go:embed assets/patchbay.css
 var stylesheet []byte
 
-var cssPath = func() string {
-	sum := sha256.Sum256(stylesheet)
-	return "/assets/patchbay." + hex.EncodeToString(sum[:6]) + ".css"
-}()
+//go:embed assets/patchbay.js
+var script []byte
+
+// hashed names an asset by what it holds, so that it may be kept for ever.
+func hashed(ext string, b []byte) string {
+	sum := sha256.Sum256(b)
+	return "/assets/patchbay." + hex.EncodeToString(sum[:6]) + ext
+}
+
+var cssPath, jsPath = hashed(".css", stylesheet), hashed(".js", script)
 
 // Options of the pages.
 type Options struct {
@@ -39,6 +47,7 @@ type Options struct {
 	Log       *slog.Logger
 	PublicURL func() string
 	MCP       bool
+	Limits    [][2]string // by name, as they are in force
 }
 
 // Pages serves them.
@@ -53,19 +62,41 @@ func New(o Options) *Pages {
 	p.mux.HandleFunc(consent.ConnectPath+"{nonce}", p.connect)
 	p.mux.HandleFunc(consent.CallbackPath, p.callback)
 	p.mux.HandleFunc("/api"+consent.CallbackPath, p.callback)
-	p.mux.HandleFunc("GET "+serverPath+"{id}", p.server)
-	p.mux.HandleFunc("POST "+serverPath+"{id}", p.server)
+	p.overviewPages()
+	p.agentPages()
+	p.connectionPages()
+	p.runPages()
+	p.governPages()
+	p.mux.HandleFunc("POST /preferences/theme", p.theme)
 	p.mux.HandleFunc("GET "+authn.SignInPath, p.signIn)
 	p.mux.HandleFunc("GET "+authn.CallbackPath, p.signedIn)
 	p.mux.HandleFunc(authn.LocalPath+"{code}", p.local)
 	p.mux.HandleFunc("POST "+authn.SignOutPath, p.signOut)
-	p.mux.HandleFunc("GET /{$}", p.home)
-	p.mux.HandleFunc("GET "+cssPath, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/css; charset=utf-8")
-		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
-		w.Write(stylesheet)
-	})
+	p.asset(cssPath, "text/css; charset=utf-8", stylesheet)
+	p.asset(jsPath, "text/javascript; charset=utf-8", script)
 	return p
+}
+
+// asset serves a file that never changes under its name, compressed where that is taken.
+func (p *Pages) asset(path, kind string, b []byte) {
+	var packed bytes.Buffer
+	z, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+	if err == nil {
+		_, err = z.Write(b)
+		err = errors.Join(err, z.Close())
+	}
+	p.mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Type", kind)
+		h.Set("Cache-Control", "public, max-age=31536000, immutable")
+		h.Set("Vary", "Accept-Encoding")
+		if err == nil && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			h.Set("Content-Encoding", "gzip")
+			w.Write(packed.Bytes())
+			return
+		}
+		w.Write(b)
+	})
 }
 
 // Serves reports whether a path is one of the pages'.
@@ -75,7 +106,7 @@ func (p *Pages) Serves(r *http.Request) bool {
 }
 
 // policyHeader is what a page may load and where its forms may go.
-const policyHeader = "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+const policyHeader = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
 // ServeHTTP serves one page.
 func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
