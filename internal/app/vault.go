@@ -170,9 +170,9 @@ func (x apps) Mint(ctx context.Context, team, ref string) (secret.Text, time.Tim
 	if !ok {
 		return none, time.Time{}, plane.Errorf(plane.Unavailable, "There is no GitHub App %s here.", ref).Then("An operator names it in patchbay.yaml: github_apps: {" + ref + ": {app_id: …, private_key_file: …}}")
 	}
-	owner, repo, ok := repoName(cfg.Teams[team].Repo)
+	owner, repo, ok := repoName(cfg.Teams[team].Repo, cmp.Or(g.API, githubAPI))
 	if !ok {
-		return none, time.Time{}, plane.Errorf(plane.Forbidden, "A GitHub App's token is for a team's repository, and this is no work for a team that has one.").Then("teams." + cmp.Or(team, "<team>") + ".repo in patchbay.yaml")
+		return none, time.Time{}, plane.Errorf(plane.Forbidden, "A GitHub App's token is for a team's repository, and this is no work for a team that has one there.").Then("teams." + cmp.Or(team, "<team>") + ".repo in patchbay.yaml")
 	}
 	target, err := hostPort(cmp.Or(g.API, githubAPI))
 	if err != nil {
@@ -198,13 +198,22 @@ func (g *GitHubAppConfig) key() (secret.Text, error) {
 	return secret.New(string(b)), nil
 }
 
-// repoName reads owner and name of a repository's address.
-func repoName(raw string) (owner, repo string, ok bool) {
+// repoName reads owner and name of a repository's address at the GitHub whose API that is:
+// one of the same name elsewhere is another.
+func repoName(raw, api string) (owner, repo string, ok bool) {
 	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" {
+	at, aerr := url.Parse(api)
+	if err != nil || aerr != nil || u.Host == "" {
 		return "", "", false
 	}
-	parts := strings.Split(strings.Trim(strings.TrimSuffix(u.Path, ".git"), "/"), "/")
+	home := at.Host
+	if api == githubAPI {
+		home = "github.com"
+	}
+	if !strings.EqualFold(u.Host, home) {
+		return "", "", false
+	}
+	parts := strings.Split(strings.TrimSuffix(strings.Trim(u.Path, "/"), ".git"), "/")
 	if len(parts) != 2 || parts[0] == "" || parts[1] == "" {
 		return "", "", false
 	}

@@ -226,7 +226,7 @@ func TestAGitHubAppMints(t *testing.T) {
 	}
 	o := reaching(t, fmt.Sprintf(`github_apps: {default: {app_id: "4711", private_key_file: %q, api: %q, permissions: {contents: write}}}
 registry: {path: reg}
-teams: {payments: {members: ["cli:local"], repo: "https://github.com/acme/pay"}, legal: {members: ["cli:local"], repo: "https://github.com/acme/other"}}
+teams: {payments: {members: ["cli:local"], repo: "%s/acme/pay"}, legal: {members: ["cli:local"], repo: "%s/acme/other.git/"}}
 agents: {general: {servers: [hub], destinations: [api, hub]}}
 egress:
   listen: 127.0.0.1:0
@@ -234,7 +234,7 @@ egress:
   destinations:
     api: {hosts: [127.0.0.1], port: %%PORT%%, inject: {kind: basic, user: x-access-token}, inject_secret: "github_app:default"}
     hub: {hosts: [127.0.0.1], port: %s, inject: {kind: bearer}, inject_secret: "github_app:default"}
-`, keyFile, g.URL, m.URL, at.Port()), "payments", func(op *app.Options) { op.Clock = clock })
+`, keyFile, g.URL, g.URL, g.URL, m.URL, at.Port()), "payments", func(op *app.Options) { op.Clock = clock })
 	if err := os.MkdirAll(filepath.Join(o.dir, "reg"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ egress:
 	if servers(run) != "registry:hub (hub)" {
 		t.Errorf("%s", servers(run))
 	}
-	if out, err := o.callTool("hub", "look"); err == nil && out.State == string(plane.CallSucceeded) || !strings.Contains(out.Message+fmt.Sprint(err), "for a team that has one") {
+	if out, err := o.callTool("hub", "look"); err == nil && out.State == string(plane.CallSucceeded) || !strings.Contains(out.Message+fmt.Sprint(err), "for a team that has one there") {
 		t.Errorf("for no team: %+v %v", out, err)
 	}
 	session := o.plug("general", strings.TrimSuffix(strings.TrimPrefix(o.proxy, "http://agent:"), "@"+strings.TrimPrefix(o.a.EgressURL(), "http://")), "2025-11-25", nil)
@@ -288,7 +288,7 @@ egress:
 		t.Errorf("where it is not installed: %d %s", status, body)
 	}
 	o.forTeam(t, "")
-	if status, body, _ := o.sends(t, o.client(t, false), "GET", "/plain", "", basic); status != http.StatusForbidden || !strings.Contains(body, "for a team that has one") {
+	if status, body, _ := o.sends(t, o.client(t, false), "GET", "/plain", "", basic); status != http.StatusForbidden || !strings.Contains(body, "for a team that has one there") {
 		t.Errorf("for no team: %d %s", status, body)
 	}
 }

@@ -25,6 +25,8 @@ type EgressLease struct {
 	redactor *Redactor
 	inner    *Lease // of a connection's credential
 	now      func() time.Time
+	c        *Connections // nil where nothing is lent
+	key      string       // of what is held opened
 }
 
 // heldSecret is a secret, opened, with what finds it in an answer.
@@ -48,7 +50,8 @@ func (c *Connections) LendEgress(ctx context.Context, g policy.EgressGrant) (*Eg
 	case "connection":
 		return l, c.lendConnection(ctx, l)
 	case "secret":
-		held, err := c.heldSecret(ctx, "secret "+g.Team()+" "+ref, func() (vault.Held, error) {
+		l.c, l.key = c, "secret "+g.Team()+" "+ref
+		held, err := c.heldSecret(ctx, l.key, func() (vault.Held, error) {
 			h, err := c.o.Vault.Get(context.WithoutCancel(ctx), vault.Name{Team: g.Team(), Ref: ref})
 			if plane.KindOf(err) == plane.NotFound {
 				e := *plane.Public(err)
@@ -60,7 +63,8 @@ func (c *Connections) LendEgress(ctx context.Context, g policy.EgressGrant) (*Eg
 		l.value, l.redactor = held.value, held.redactor
 		return l, err
 	case "github_app":
-		held, err := c.heldSecret(ctx, "github_app "+g.Team()+" "+ref, func() (vault.Held, error) { return c.mint(ctx, g.Team(), ref) })
+		l.c, l.key = c, "github_app "+g.Team()+" "+ref
+		held, err := c.heldSecret(ctx, l.key, func() (vault.Held, error) { return c.mint(ctx, g.Team(), ref) })
 		l.value, l.redactor = held.value, held.redactor
 		return l, err
 	}
@@ -80,7 +84,7 @@ func (c *Connections) lendConnection(ctx context.Context, l *EgressLease) error 
 	if s == nil {
 		return nil
 	}
-	l.redactor = s.redactor
+	l.redactor, l.c = s.redactor, c
 	if s.m.s.Kind == "oauth" {
 		l.value = secret.New(s.m.s.Access)
 	} else {
@@ -101,7 +105,8 @@ func (c *Connections) heldSecret(ctx context.Context, key string, read func() (v
 	if ok && (held.until.IsZero() || c.o.Clock.Now().Before(held.until)) {
 		return held, nil
 	}
-	got, err, _ := c.reads.Do(key, func() (any, error) { return read() })
+	// One read for all who ask, but none that began before something changed.
+	got, err, _ := c.reads.Do(strconv.FormatInt(gen, 10)+" "+key, func() (any, error) { return read() })
 	if err != nil {
 		return heldSecret{}, err
 	}
@@ -132,6 +137,23 @@ func (c *Connections) ForgetSecrets() {
 	c.heldGen++
 }
 
+// Answered is told how the far end took what was injected: what it refused is read, minted
+// or renewed anew for the next request. Nothing is sent again.
+func (l *EgressLease) Answered(ctx context.Context, status int, challenges []string) {
+	if l.c == nil || status != http.StatusUnauthorized {
+		return
+	}
+	if l.inner == nil {
+		l.c.forgetHeld(l.key)
+		return
+	}
+	// A request of the agent's own making may be refused for what it asks: only a token that
+	// can be renewed is, and no connection is called signed out for it.
+	if s := l.inner.set(); s != nil && s.m.s.Kind == "oauth" && s.renewable() {
+		l.inner.Rejected(ctx, Rejection{Status: status, Challenges: challenges, Since: l.now()})
+	}
+}
+
 // Redactor finds the secret in what comes back; nil finds nothing.
 func (l *EgressLease) Redactor() *Redactor { return l.redactor }
 
@@ -145,7 +167,7 @@ func (l *EgressLease) Inject(req *http.Request, placeholder string) (bool, error
 		port = map[string]string{"https": "443", "http": "80"}[req.URL.Scheme]
 	}
 	n, err := strconv.Atoi(port)
-	if err != nil || !l.grant.Admits(req.URL.Hostname(), n) || req.Host != "" && req.Host != req.URL.Host {
+	if err != nil || !l.grant.Admits(req.URL.Scheme, req.URL.Hostname(), n) || req.Host != "" && req.Host != req.URL.Host {
 		return false, plane.Errorf(plane.Forbidden, "The request goes elsewhere than was granted.")
 	}
 	d := l.grant.Destination()

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -142,27 +143,62 @@ func (x intoBody) inject(req *http.Request, p placed) (bool, error) {
 	if err != nil || b == nil {
 		return false, err
 	}
-	var doc map[string]json.RawMessage
-	var got string
-	done := false
-	if json.Unmarshal(b, &doc) == nil && json.Unmarshal(doc[x.name], &got) == nil && got == p.mark {
-		old, err := json.Marshal(p.mark)
-		if err != nil {
-			return false, err
-		}
-		fresh, err := json.Marshal(p.value)
-		if err != nil {
-			return false, err
-		}
-		if bytes.Count(b, old) == 1 { // exactly there, the other bytes as they came
-			b, done = bytes.Replace(b, old, fresh, 1), true
-		}
-	}
-	if bytes.Contains(b, []byte(p.mark)) {
+	from, to, astray := member(b, x.name, p.mark)
+	if astray {
 		return false, ErrPlaceholder
 	}
-	putBody(req, b)
-	return done, nil
+	if to == 0 {
+		return false, nil
+	}
+	fresh, err := json.Marshal(p.value)
+	if err != nil {
+		return false, err
+	}
+	putBody(req, slices.Concat(b[:from], fresh, b[to:])) // the other bytes as they came
+	return true, nil
+}
+
+// member finds where in a JSON object the value of one of its own members stands, which is
+// the mark and nothing else; to is 0 where it does not. astray reports that the mark stands
+// anywhere else, however it is spelled.
+func member(b []byte, name, mark string) (from, to int64, astray bool) {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	depth, key, isKey := 0, "", false
+	seen := 0
+	for {
+		before := dec.InputOffset()
+		tok, err := dec.Token()
+		if err != nil {
+			break // no more, or no JSON: what is not read is searched as it stands
+		}
+		switch v := tok.(type) {
+		case json.Delim:
+			if v == '{' || v == '[' {
+				depth++
+				isKey = v == '{'
+			} else {
+				depth--
+				isKey = depth == 1
+			}
+			continue
+		case string:
+			if depth == 1 && isKey {
+				key, isKey = v, false
+				astray = astray || strings.Contains(v, mark)
+				continue
+			}
+			if depth == 1 && key == name && v == mark {
+				seen++
+				to = dec.InputOffset()
+				from = to - int64(len(bytes.TrimLeft(b[before:to], " \t\r\n:,")))
+			} else if strings.Contains(v, mark) {
+				astray = true
+			}
+		}
+		isKey = depth == 1
+	}
+	rest := b[dec.InputOffset():]
+	return from, to, astray || seen > 1 || bytes.Contains(rest, []byte(mark))
 }
 
 // signsHMAC puts a signature of the request in place of the placeholder: HMAC-SHA256, in

@@ -191,3 +191,57 @@ func TestHMAC(t *testing.T) {
 		})
 	}
 }
+
+// TestIntoAMember: the secret goes into the one member that the destination names, and a
+// client cannot have it go anywhere else by how it spells things.
+func TestIntoAMember(t *testing.T) {
+	spelled := `\u0050` + stand[1:]
+	for name, c := range map[string]struct {
+		body, want string
+		err        bool
+	}{
+		"plain":              {`{"a":1, "token" : "` + stand + `","z":[1.50]}`, `{"a":1, "token" : "THE-SECRET","z":[1.50]}`, false},
+		"spelled otherwise":  {`{"token":"` + spelled + `"}`, `{"token":"THE-SECRET"}`, false},
+		"and in another":     {`{"token":"` + spelled + `","comment":"` + stand + `"}`, "", true},
+		"only in another":    {`{"comment":"` + stand + `"}`, "", true},
+		"another, spelled":   {`{"token":"x","comment":"` + spelled + `"}`, "", true},
+		"inside of another":  {`{"token":{"token":"` + stand + `"}}`, "", true},
+		"in a list":          {`{"token":["` + stand + `"]}`, "", true},
+		"as a name":          {`{"` + stand + `":"token"}`, "", true},
+		"part of a value":    {`{"token":"x ` + stand + `"}`, "", true},
+		"twice":              {`{"token":"` + stand + `","token":"` + stand + `"}`, "", true},
+		"behind the object":  {`{"token":"` + stand + `"} ` + stand, "", true},
+		"a list of objects":  {`[{"token":"` + stand + `"}]`, "", true},
+		"after an object":    {`{"o":{"x":1},"token":"` + stand + `"}`, `{"o":{"x":1},"token":"THE-SECRET"}`, false},
+		"none":               {`{"token":"x"}`, `{"token":"x"}`, false},
+		"no JSON, with mark": {`{"token":` + stand, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req, err := http.NewRequest("POST", "https://x.example.com/", strings.NewReader(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/json")
+			done, err := intoBody{"token"}.inject(req, placed{stand, "THE-SECRET", time.Now()})
+			if (err != nil) != c.err || done != (err == nil && c.want != c.body) {
+				t.Fatalf("%v %v", done, err)
+			}
+			if b, err := io.ReadAll(req.Body); !c.err && (err != nil || string(b) != c.want || req.ContentLength != int64(len(c.want))) {
+				t.Errorf("%s, want %s; %v", b, c.want, err)
+			}
+		})
+	}
+}
+
+// TestEveryPartIsFound: what a signer sends beside the signature is searched for too.
+func TestEveryPartIsFound(t *testing.T) {
+	r := NewRedactor(awsID + ":" + awsKey + ":the/session+token==")
+	for _, part := range []string{awsKey, "the/session+token==", "the%2Fsession%2Btoken%3D%3D"} {
+		if !r.Found([]byte("it says " + part + " here")) {
+			t.Errorf("%s is not found", part)
+		}
+	}
+	if r.Found([]byte("key " + awsID + " is known")) {
+		t.Error("the key's id is no secret")
+	}
+}

@@ -32,8 +32,11 @@ type Redactor struct {
 
 const gram = 4
 
-// NewRedactor prepares the forms of secrets, and of their parts where one has
-// the shape user:password.
+// maxParts bounds how many parts of a secret are searched for by themselves.
+const maxParts = 5
+
+// NewRedactor prepares the forms of secrets, and of their parts where colons divide
+// one.
 func NewRedactor(values ...string) *Redactor {
 	r := &Redactor{}
 	seen := map[string]bool{}
@@ -64,8 +67,11 @@ func NewRedactor(values ...string) *Redactor {
 	}
 	for _, value := range values {
 		forms(value)
-		if user, password, ok := strings.Cut(value, ":"); ok && len(user) > 0 {
-			forms(password)
+		// user:password, or ID:KEY:SESSION: each part after the first goes out by itself too.
+		parts := strings.Split(value, ":")
+		for i := 1; i < min(len(parts), maxParts) && parts[0] != ""; i++ {
+			forms(strings.Join(parts[i:], ":"))
+			forms(parts[i])
 		}
 	}
 	slices.SortFunc(r.needles, func(a, b []byte) int { return len(b) - len(a) })

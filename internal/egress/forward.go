@@ -130,7 +130,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c caller, scheme
 			return
 		}
 	}
-	g, denial := p.o.Policy().DecideEgress(who, policy.EgressRequest{Agent: who.Agent, Host: host, Port: port, Method: r.Method, Path: r.URL.Path, Only: c.only})
+	g, denial := p.o.Policy().DecideEgress(who, policy.EgressRequest{Agent: who.Agent, Scheme: scheme, Host: host, Port: port, Method: r.Method, Path: r.URL.Path, Only: c.only})
 	if denial != nil {
 		p.deny(w, r, who, host, port, denial.Err())
 		return
@@ -251,6 +251,9 @@ func (x *exchange) send(out *http.Request, upgrade bool) {
 	}
 	defer resp.Body.Close()
 	x.e.Status = resp.StatusCode
+	if x.e.Injected {
+		x.lease.Answered(x.r.Context(), resp.StatusCode, resp.Header["Www-Authenticate"])
+	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		x.splice(resp)
 		return

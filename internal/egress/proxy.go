@@ -211,7 +211,7 @@ func (p *Proxy) connect(w http.ResponseWriter, r *http.Request, c caller) {
 		p.deny(w, r, c.who, r.Host, 443, err)
 		return
 	}
-	g, denial := p.o.Policy().DecideEgress(c.who, policy.EgressRequest{Agent: c.who.Agent, Host: host, Port: port, Only: c.only})
+	g, denial := p.o.Policy().DecideEgress(c.who, policy.EgressRequest{Agent: c.who.Agent, Scheme: "https", Host: host, Port: port, Only: c.only})
 	if denial != nil {
 		p.deny(w, r, c.who, host, port, denial.Err())
 		return

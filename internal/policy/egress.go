@@ -14,6 +14,7 @@ import (
 // gateway. Host is without a port.
 type EgressRequest struct {
 	Agent, Host  string
+	Scheme       string // https or http
 	Port         int
 	Method, Path string // empty before anything is known but the host
 	Only         string // a destination, where no other may be used; empty for any
@@ -22,11 +23,12 @@ type EgressRequest struct {
 // EgressGrant is a decision that lets one request out, to one destination's host and port.
 // Only DecideEgress makes one; the zero value opens nothing.
 type EgressGrant struct {
-	dest        *plane.Destination
-	host        string
-	port        int
-	agent, team string
-	conn        *Grant // whose credential is lent, where the destination names a connection
+	dest   *plane.Destination
+	scheme string
+	host   string
+	port   int
+	team   string
+	conn   *Grant // whose credential is lent, where the destination names a connection
 }
 
 // Valid reports whether DecideEgress made the grant.
@@ -55,12 +57,10 @@ func (g EgressGrant) Connection() (Grant, bool) {
 	return *g.conn, true
 }
 
-// Agent is who sends.
-func (g EgressGrant) Agent() string { return g.agent }
-
-// Admits reports whether a request to that host and port is what was granted.
-func (g EgressGrant) Admits(host string, port int) bool {
-	return g.dest != nil && host == g.host && port == g.port
+// Admits reports whether a request by that scheme to that host and port is what was
+// granted.
+func (g EgressGrant) Admits(scheme, host string, port int) bool {
+	return g.dest != nil && scheme == g.scheme && host == g.host && port == g.port
 }
 
 // Reaches lists what an agent may reach by name when it works for p. It is the snapshot's
@@ -108,7 +108,7 @@ func (s *Snapshot) DecideEgress(p plane.Principal, r EgressRequest) (EgressGrant
 			why = "the destination " + d.Name + " does not take that path"
 			continue
 		}
-		g := EgressGrant{dest: d, host: r.Host, port: r.Port, agent: r.Agent, team: s.teamOf(r.Agent, p)}
+		g := EgressGrant{dest: d, scheme: r.Scheme, host: r.Host, port: r.Port, team: s.teamOf(r.Agent, p)}
 		if id, ok := strings.CutPrefix(d.Secret, "connection:"); ok {
 			conn, denial := s.Decide(p, Call, Resource{Agent: r.Agent, Connection: plane.ConnectionID(id)})
 			if denial != nil {
