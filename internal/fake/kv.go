@@ -21,6 +21,7 @@ type KV struct {
 	lease    time.Duration // of a sign-in
 	most     time.Duration // all renewals together; 0 for no end
 	down     bool
+	refuses  map[string]bool // paths that the policy does not admit
 	tokens   map[string]kvToken
 	secrets  map[string]kvSecret
 	asked    map[string]int // kind of request: how many
@@ -45,7 +46,7 @@ const (
 
 // NewKV starts one whose sign-ins hold for lease.
 func NewKV(t testing.TB, lease, most time.Duration) *KV {
-	k := &KV{lease: lease, most: most, tokens: map[string]kvToken{}, secrets: map[string]kvSecret{}, asked: map[string]int{}}
+	k := &KV{lease: lease, most: most, tokens: map[string]kvToken{}, secrets: map[string]kvSecret{}, asked: map[string]int{}, refuses: map[string]bool{}}
 	k.tokens[KVToken] = kvToken{born: time.Now(), ends: time.Now().Add(lease)}
 	k.Server = httptest.NewServer(http.HandlerFunc(k.serve))
 	t.Cleanup(k.Server.Close)
@@ -63,6 +64,9 @@ func (k *KV) Asked(kind string) int { k.mu.Lock(); defer k.mu.Unlock(); return k
 
 // JWTs are the service accounts' tokens that were presented.
 func (k *KV) JWTs() []string { k.mu.Lock(); defer k.mu.Unlock(); return append([]string{}, k.jwts...) }
+
+// Refuse has the policy not admit a path.
+func (k *KV) Refuse(path string) { k.mu.Lock(); defer k.mu.Unlock(); k.refuses[path] = true }
 
 // Header is one of the last request.
 func (k *KV) Header(name string) string {
@@ -93,6 +97,8 @@ func (k *KV) serve(w http.ResponseWriter, r *http.Request) {
 		kind = "renew"
 	case r.Method == http.MethodDelete:
 		kind = "delete"
+	case strings.HasSuffix(path, "lookup-self"):
+		kind = "lookup"
 	}
 	k.asked[kind]++
 	if k.down {
@@ -116,6 +122,14 @@ func (k *KV) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	if t, ok := k.tokens[r.Header.Get("X-Vault-Token")]; !ok || time.Now().After(t.ends) {
 		kvError(w, http.StatusForbidden, "permission denied")
+		return
+	}
+	if path == "auth/token/lookup-self" {
+		kvAnswer(w, map[string]any{"data": map[string]any{"policies": []string{"patchbay"}}})
+		return
+	}
+	if k.refuses[data] {
+		kvError(w, http.StatusForbidden, "1 error occurred:\n\t* permission denied\n\n")
 		return
 	}
 	switch {

@@ -2,14 +2,17 @@ package vault
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"patchbay/internal/plane"
@@ -25,6 +28,7 @@ type File struct {
 	ring  *secret.Ring
 	audit Writer
 	clock plane.Clock
+	mu    sync.Mutex // of writing
 }
 
 const (
@@ -42,7 +46,7 @@ func OpenFile(path string, ring *secret.Ring, audit Writer, clock plane.Clock) (
 	if err != nil {
 		return nil, plane.Errorf(plane.Unavailable, "The directory of secrets %s cannot be opened.", path).At("vault.path").Because(err)
 	}
-	return &File{dir, path, ring, audit, clock}, nil
+	return &File{dir: dir, path: path, ring: ring, audit: audit, clock: clock}, nil
 }
 
 // Close lets go of the directory.
@@ -119,6 +123,8 @@ func (f *File) Put(ctx context.Context, n Name, value secret.Text, _ string, aud
 	}
 	var blob []byte
 	value.Expose(func(v string) { blob = f.ring.Seal(Bind(n), []byte(v)) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return f.write(n, blob)
 }
 
@@ -131,7 +137,9 @@ func (f *File) write(n Name, blob []byte) error {
 			return bad(err)
 		}
 	}
-	tmp := n.at() + ".new"
+	var id [8]byte
+	rand.Read(id[:])
+	tmp := filepath.Join(n.Team, ".~"+hex.EncodeToString(id[:])) // no secret is called that
 	file, err := f.dir.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return bad(err)
@@ -155,6 +163,8 @@ func (f *File) Drop(ctx context.Context, n Name, audit Audit) error {
 	if err := f.audit.Write(ctx, audit); err != nil {
 		return err
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if err := f.dir.Remove(n.at()); err != nil {
 		return plane.Errorf(plane.Unavailable, "The file of the secret %s cannot be removed.", n).Because(err)
 	}
@@ -174,13 +184,15 @@ func (f *File) Check(context.Context) error {
 // how many did not open.
 func (f *File) Reseal(ctx context.Context) (sealed, stuck int, err error) {
 	err = fs.WalkDir(f.dir.FS(), ".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || ctx.Err() != nil || d.IsDir() || strings.HasSuffix(path, ".new") || strings.Count(path, "/") > 1 {
+		if err != nil || ctx.Err() != nil || d.IsDir() || strings.Contains(path, ".~") || strings.Count(path, "/") > 1 {
 			return errors.Join(err, ctx.Err())
 		}
 		var n Name
 		if n.Team, n.Ref = filepath.Split(path); n.Team != "" {
 			n.Team = strings.TrimSuffix(n.Team, "/")
 		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
 		text, _, err := f.read(n)
 		text, ours := strings.CutPrefix(text, sealedMark)
 		if err != nil || !ours {

@@ -2,7 +2,10 @@ package vault
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -51,7 +54,8 @@ type OpenBao struct {
 
 	mu     sync.Mutex // held through a sign-in: one at a time
 	leased time.Time  // when the sign-in ends; zero: it does not, or there is none
-	signed bool
+	signed int64      // which sign-in it is; 0 for none yet
+	renews context.CancelFunc
 }
 
 // Of a lease: renewed when a third is left, and at most this often.
@@ -110,31 +114,69 @@ func denied(err error) bool {
 	return errors.As(err, &r) && (r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized)
 }
 
-func absent(err error) bool {
-	var r *api.ResponseError
-	return errors.Is(err, api.ErrSecretNotFound) || errors.As(err, &r) && r.StatusCode == http.StatusNotFound
+// errAbsent is a secret that is not there, as the engine itself says.
+var errAbsent = errors.New("vault: there is no such secret")
+
+// read asks for one secret. Only the engine's own word means that it is not there: a wrong
+// mount or namespace answers 404 too, and is an outage.
+func (b *OpenBao) read(ctx context.Context, n Name) (*kvAnswer, error) {
+	resp, err := b.c.Logical().ReadRawWithContext(ctx, b.o.Mount+"/data/"+b.path(n))
+	if resp == nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	raw, rerr := io.ReadAll(io.LimitReader(resp.Body, maxFile*2))
+	var a kvAnswer
+	jerr := json.Unmarshal(raw, &a)
+	if resp.StatusCode == http.StatusNotFound && jerr == nil && (a.Errors != nil && len(*a.Errors) == 0 || a.Data.Metadata.Version > 0) {
+		return nil, errAbsent
+	}
+	if err = errors.Join(err, rerr); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK || jerr != nil {
+		return nil, fmt.Errorf("vault: an answer of %d that is none of a KV v2 engine", resp.StatusCode)
+	}
+	if a.Data.Metadata.Destroyed || a.Data.Metadata.Deleted != "" {
+		return nil, errAbsent
+	}
+	return &a, nil
 }
 
-// signIn makes sure that there is a token that is not over. fresh asks for another one.
-func (b *OpenBao) signIn(ctx context.Context, fresh bool) error {
+// kvAnswer is what a KV v2 engine answers.
+type kvAnswer struct {
+	Errors *[]string `json:"errors"`
+	Data   struct {
+		Data     map[string]any `json:"data"`
+		Metadata struct {
+			Version   int    `json:"version"`
+			Deleted   string `json:"deletion_time"`
+			Destroyed bool   `json:"destroyed"`
+		} `json:"metadata"`
+	} `json:"data"`
+}
+
+// signIn makes sure that there is a token that is not over, and tells which sign-in it is.
+// One that was refused, after, is followed by another, for all who were refused together.
+func (b *OpenBao) signIn(ctx context.Context, after int64) (int64, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.signed && !fresh && (b.leased.IsZero() || time.Now().Before(b.leased)) {
-		return nil
+	if b.signed > after && (b.leased.IsZero() || time.Now().Before(b.leased)) {
+		return b.signed, nil
 	}
 	var auth *api.SecretAuth
 	var err error
 	switch l := b.o.Login; l.Kind {
 	case "token":
-		if b.signed && fresh {
-			return errors.New("vault: the token is not taken any more")
+		if after > 0 {
+			return 0, errors.New("vault: the token is not taken any more")
 		}
 		l.Token.Expose(b.c.SetToken)
 		var s *api.Secret
 		if s, err = b.c.Auth().Token().RenewSelfWithContext(ctx, 0); err == nil && s != nil {
 			auth = s.Auth
 		} else if denied(err) || err != nil && !answered(err) {
-			return err
+			return 0, err
 		}
 		err = nil // one that cannot be renewed is good as long as it is
 	case "approle":
@@ -144,26 +186,32 @@ func (b *OpenBao) signIn(ctx context.Context, fresh bool) error {
 	case "kubernetes":
 		jwt, rerr := os.ReadFile(l.JWTFile)
 		if rerr != nil {
-			return rerr
+			return 0, rerr
 		}
 		auth, err = b.login(ctx, map[string]any{"role": l.Role, "jwt": strings.TrimSpace(string(jwt))})
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
-	b.signed, b.leased = true, time.Time{}
+	if b.renews != nil {
+		b.renews() // of the sign-in before
+		b.renews = nil
+	}
+	b.signed, b.leased = b.signed+1, time.Time{}
 	if auth != nil {
 		if auth.ClientToken != "" && b.o.Login.Kind != "token" {
 			b.c.SetToken(auth.ClientToken)
 		}
 		if life := time.Duration(auth.LeaseDuration) * time.Second; life > 0 {
 			b.leased = time.Now().Add(life)
-			if auth.Renewable {
-				b.work.Go(func() { b.renew(life) })
+			if auth.Renewable && b.life.Err() == nil {
+				var ctx context.Context
+				ctx, b.renews = context.WithCancel(b.life)
+				b.work.Go(func() { b.renew(ctx, life) })
 			}
 		}
 	}
-	return nil
+	return b.signed, nil
 }
 
 // answered reports an error that the backend itself gave.
@@ -173,8 +221,9 @@ func answered(err error) bool {
 }
 
 func (b *OpenBao) login(ctx context.Context, body map[string]any) (*api.SecretAuth, error) {
-	b.c.ClearToken()
-	s, err := b.c.Logical().WriteWithContext(ctx, "auth/"+strings.Trim(b.o.Login.Mount, "/")+"/login", body)
+	// The token in use stays in use meanwhile.
+	c := b.c.WithRequestCallbacks(func(r *api.Request) { r.ClientToken = "" })
+	s, err := c.Logical().WriteWithContext(ctx, "auth/"+strings.Trim(b.o.Login.Mount, "/")+"/login", body)
 	if err != nil {
 		return nil, err
 	}
@@ -184,23 +233,22 @@ func (b *OpenBao) login(ctx context.Context, body map[string]any) (*api.SecretAu
 	return s.Auth, nil
 }
 
-// renew keeps one sign-in alive, as long as that works; then the next question signs in.
-func (b *OpenBao) renew(life time.Duration) {
+// renew keeps one sign-in alive, as long as that works and there is no other; then the
+// next question signs in.
+func (b *OpenBao) renew(ctx context.Context, life time.Duration) {
 	for {
-		wait := min(life*2/3, renewAtMost)
-		select {
-		case <-time.After(wait):
-		case <-b.life.Done():
+		if !sleep(ctx, min(life*2/3, renewAtMost)) {
 			return
 		}
-		s, err := b.renewOnce()
-		for err != nil && !answered(err) && b.life.Err() == nil && time.Now().Before(b.until()) { // an outage
-			select {
-			case <-time.After(min(renewAgain, life/10)):
-			case <-b.life.Done():
+		s, err := b.renewOnce(ctx)
+		for err != nil && !answered(err) && time.Now().Before(b.until()) { // an outage
+			if !sleep(ctx, min(renewAgain, life/10)) {
 				return
 			}
-			s, err = b.renewOnce()
+			s, err = b.renewOnce(ctx)
+		}
+		if ctx.Err() != nil {
+			return
 		}
 		if err != nil || s == nil || s.Auth == nil || s.Auth.LeaseDuration <= 0 {
 			b.o.Log("the sign-in to the vault is not renewed any more: %v", err)
@@ -208,7 +256,9 @@ func (b *OpenBao) renew(life time.Duration) {
 		}
 		next := time.Duration(s.Auth.LeaseDuration) * time.Second
 		b.mu.Lock()
-		b.leased = time.Now().Add(next)
+		if ctx.Err() == nil {
+			b.leased = time.Now().Add(next)
+		}
 		b.mu.Unlock()
 		if next < life/2 || !s.Auth.Renewable { // it nears its last end: the next question signs in
 			return
@@ -217,28 +267,52 @@ func (b *OpenBao) renew(life time.Duration) {
 	}
 }
 
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (b *OpenBao) latest() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.signed
+}
+
 func (b *OpenBao) until() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.leased
 }
 
-func (b *OpenBao) renewOnce() (*api.Secret, error) {
-	ctx, cancel := context.WithTimeout(b.life, askTime)
+func (b *OpenBao) renewOnce(ctx context.Context) (*api.Secret, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	return b.c.Auth().Token().RenewSelfWithContext(ctx, 0)
 }
 
-// with asks, and once more after another sign-in when this one is refused.
+// with asks, and once more after another sign-in when this one is over. One that is good
+// and may not ask this is not signed in anew.
 func (b *OpenBao) with(ctx context.Context, ask func() error) error {
-	if err := b.signIn(ctx, false); err != nil {
+	signed, err := b.signIn(ctx, 0)
+	if err != nil {
 		return err
 	}
-	err := ask()
-	if !denied(err) {
+	if err = ask(); !denied(err) {
 		return err
 	}
-	if serr := b.signIn(ctx, true); serr != nil {
+	if _, lerr := b.c.Auth().Token().LookupSelfWithContext(ctx); lerr == nil || !denied(lerr) {
+		if b.latest() == signed {
+			return err
+		}
+		return ask() // another signed in meanwhile, and it was their token that is good
+	}
+	if _, serr := b.signIn(ctx, signed); serr != nil {
 		return errors.Join(err, serr)
 	}
 	return ask()
@@ -254,13 +328,13 @@ func (b *OpenBao) path(n Name) string {
 
 // Get reads a secret.
 func (b *OpenBao) Get(ctx context.Context, n Name) (Held, error) {
-	var s *api.KVSecret
+	var a *kvAnswer
 	err := b.with(ctx, func() error {
 		var err error
-		s, err = b.c.KVv2(b.o.Mount).Get(ctx, b.path(n))
+		a, err = b.read(ctx, n)
 		return err
 	})
-	if absent(err) || err == nil && (s == nil || s.Data == nil) {
+	if errors.Is(err, errAbsent) {
 		return Held{}, missing(n)
 	}
 	if denied(err) {
@@ -269,15 +343,11 @@ func (b *OpenBao) Get(ctx context.Context, n Name) (Held, error) {
 	if err != nil {
 		return Held{}, b.down(n, err)
 	}
-	v, ok := s.Data[valueField].(string)
+	v, ok := a.Data.Data[valueField].(string)
 	if !ok || v == "" {
 		return Held{}, plane.Errorf(plane.Unavailable, "The secret %s has no field %s in the vault.", n, valueField).Then("patchbay secrets put writes it as it is read.")
 	}
-	h := Held{Value: secret.New(v)}
-	if s.VersionMetadata != nil {
-		h.Rev = int64(s.VersionMetadata.Version)
-	}
-	return h, nil
+	return Held{Value: secret.New(v), Rev: int64(a.Data.Metadata.Version)}, nil
 }
 
 // Put writes a secret's next version.
@@ -313,7 +383,7 @@ func (b *OpenBao) Drop(ctx context.Context, n Name, audit Audit) error {
 
 // Check signs in.
 func (b *OpenBao) Check(ctx context.Context) error {
-	if err := b.signIn(ctx, false); err != nil {
+	if _, err := b.signIn(ctx, 0); err != nil {
 		return plane.Errorf(plane.Unavailable, "The vault at %s cannot be signed in to.", b.o.Address).At("vault").Because(err)
 	}
 	return nil

@@ -227,6 +227,39 @@ func TestMountedSecrets(t *testing.T) {
 	}
 }
 
+// TestFilesDoNotMix: whoever writes at once, what is read is whole, and no name is
+// another's.
+func TestFilesDoNotMix(t *testing.T) {
+	b := newBench(t)
+	f, err := vault.OpenFile(filepath.Join(b.dir, "secrets"), b.ring, b.st, plane.SystemClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	fine := func(plane.Tx) error { return nil }
+	if err := f.Put(t.Context(), vault.Name{Ref: "billing.new"}, secret.New("another"), "ada", fine); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				if err := f.Put(context.Background(), vault.Name{Ref: "billing"}, secret.New(strings.Repeat(fmt.Sprint(i), 2000)), "ada", fine); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		h, err := f.Get(t.Context(), vault.Name{Ref: "billing"})
+		if v := value(h); err != nil || len(v) != 2000 || v != strings.Repeat(v[:1], 2000) {
+			t.Fatalf("%d bytes, %v", len(v), err)
+		}
+	}
+	if h, err := f.Get(t.Context(), vault.Name{Ref: "billing.new"}); err != nil || value(h) != "another" {
+		t.Errorf("%q %v", value(h), err)
+	}
+}
+
 // TestFilesAreSealedAnew: after a rotation the old key opens nothing of ours any more.
 func TestFilesAreSealedAnew(t *testing.T) {
 	b, old := newBench(t), secret.GenerateKey()
@@ -319,6 +352,57 @@ func TestOpenBaoSignsIn(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a path that its policy does not admit", func(t *testing.T) {
+		b := newBench(t)
+		v := b.bao(t, appRole, time.Hour, 0)
+		b.kv.Refuse("patchbay/_org/x")
+		b.kv.Set("patchbay/_org/y", map[string]any{"value": "there"})
+		for range 10 {
+			if _, err := v.Get(t.Context(), vault.Name{Ref: "x"}); plane.KindOf(err) != plane.Unavailable || !strings.Contains(plane.Public(err).Next, "policy") {
+				t.Fatal(err)
+			}
+			if _, err := v.Get(t.Context(), vault.Name{Ref: "y"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if b.kv.Asked("login") != 1 {
+			t.Errorf("%d sign-ins", b.kv.Asked("login"))
+		}
+	})
+	t.Run("many after it was taken back", func(t *testing.T) {
+		b := newBench(t)
+		v := b.bao(t, appRole, time.Hour, 0)
+		b.kv.Set("patchbay/_org/y", map[string]any{"value": "there"})
+		for range 3 {
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() {
+					if _, err := v.Get(context.Background(), vault.Name{Ref: "y"}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			b.kv.Forget()
+		}
+		if n := b.kv.Asked("login"); n != 3 {
+			t.Errorf("%d sign-ins", n)
+		}
+	})
+	t.Run("what is no word of the engine", func(t *testing.T) {
+		b := newBench(t)
+		b.kv = fake.NewKV(t, time.Hour, 0)
+		for _, mount := range []string{"nowhere", "secret/deeper"} {
+			v, err := vault.NewOpenBao(vault.OpenBaoOptions{Address: b.kv.URL, Transport: &http.Transport{}, Mount: mount, Login: appRole, Audit: b.st})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(v.Close)
+			if _, err := v.Get(t.Context(), vault.Name{Ref: "y"}); plane.KindOf(err) != plane.Unavailable {
+				t.Errorf("a wrong mount is taken for absence: %v", err)
+			}
+		}
+	})
 	t.Run("its last end", func(t *testing.T) {
 		b := newBench(t)
 		v := b.bao(t, appRole, 2*time.Second, 3*time.Second)
