@@ -142,6 +142,10 @@ func (w *watch) failure(err error) *Error {
 		e.Ending.NothingSent = true
 		if e.Ending.Fault == plane.FaultTransport {
 			e.Ending.Detail = "The server could not be reached."
+			var says interface{ Sentence() string }
+			if errors.As(err, &says) && says.Sentence() != "" {
+				e.Ending.Detail = says.Sentence()
+			}
 		}
 		var refused interface{ Refused() bool }
 		if errors.As(err, &refused) && refused.Refused() {
@@ -176,7 +180,7 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 	c.mirror(req, &ex)
 	resp, err := c.o.Transport.RoundTrip(req)
 	if err != nil {
-		e := w.failure(err)
+		e := c.hinted(w.failure(err))
 		c.tellCancelled(ctx, id, &ex, e)
 		return Message{}, e
 	}
@@ -203,7 +207,7 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 	m, err := c.answer(w, resp, id, &ex)
 	if err != nil {
 		resp.Body.Close()
-		e := w.failure(err)
+		e := c.hinted(w.failure(err))
 		c.tellCancelled(ctx, id, &ex, e)
 		return Message{}, e
 	}
@@ -219,6 +223,16 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 		return Message{}, e
 	}
 	return m, nil
+}
+
+// hinted adds what the transport knows of a server that did not answer.
+func (c *Client) hinted(e *Error) *Error {
+	if h, ok := c.o.Transport.(interface{ Hint() string }); ok && e.Ending.Fault == plane.FaultTimeout && h.Hint() != "" {
+		out := *e
+		out.Ending.Detail += " " + h.Hint()
+		return &out
+	}
+	return e
 }
 
 // mirror writes the headers that 2026-07-28 demands beside the body.

@@ -6,10 +6,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
 
 	"patchbay/internal/plane"
 )
@@ -35,12 +39,23 @@ type Stdio struct {
 	stop chan struct{}
 	once sync.Once
 
+	strays atomic.Int64  // lines that are no message
+	idle   *rate.Limiter // of what belongs to no call
+
 	mu       sync.Mutex
 	waiting  map[string]*stdioStream // by id
 	listener *stdioStream
-	strays   int
 	err      error // once done
 }
+
+// What a process may say that belongs to no call, in messages a second, and at once.
+const (
+	idleRate  = 100
+	idleBurst = 2000
+)
+
+// errFloods is a process that talks by itself without end.
+var errFloods = fault(plane.FaultProtocol, "The server's process floods its stdout with what nobody asked for.", nil)
 
 // stdioLine is one message on its way out.
 type stdioLine struct {
@@ -54,7 +69,7 @@ const maxStdioQueue = 16
 
 // NewStdio speaks to a process that reads in and writes out.
 func NewStdio(in io.Writer, out io.Reader, o StdioOptions) *Stdio {
-	s := &Stdio{o: o, in: make(chan *stdioLine, maxStdioQueue), done: make(chan struct{}), stop: make(chan struct{}), waiting: map[string]*stdioStream{}}
+	s := &Stdio{o: o, in: make(chan *stdioLine, maxStdioQueue), done: make(chan struct{}), stop: make(chan struct{}), waiting: map[string]*stdioStream{}, idle: rate.NewLimiter(idleRate, idleBurst)}
 	go s.write(in)
 	go s.read(out)
 	return s
@@ -73,9 +88,18 @@ func (s *Stdio) Gone() bool {
 	}
 }
 
-// unsentError is a message of which no byte reached the process. It hides how an earlier
-// one ended: of this one only that is known.
+// unsentError is a message of which no byte reached the process. Of an earlier one's end
+// only the sentence is told.
 type unsentError struct{ cause error }
+
+// Sentence says why the process is not there.
+func (e *unsentError) Sentence() string {
+	var f *Error
+	if errors.As(e.cause, &f) {
+		return f.Ending.Detail
+	}
+	return ""
+}
 
 func (e *unsentError) Error() string   { return "mcp: the process was not reached" }
 func (*unsentError) NothingSent() bool { return true }
@@ -257,6 +281,8 @@ func (s *Stdio) read(out io.Reader) {
 		}
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			err = s.take(line)
+		} else if !s.idle.Allow() {
+			err = errFloods
 		}
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
@@ -282,6 +308,9 @@ func (s *Stdio) read(out io.Reader) {
 		w.end(err)
 	}
 	io.Copy(io.Discard, out) // a process that is being ended must not stand still over its output
+	if c, ok := out.(io.Closer); ok {
+		c.Close()
+	}
 }
 
 // line reads one line of at most the bound.
@@ -309,26 +338,38 @@ func (s *Stdio) take(line []byte) error {
 		if s.o.Stray != nil {
 			s.o.Stray(line)
 		}
-		if s.strays++; s.strays > s.o.Strays {
+		if s.strays.Add(1) > int64(s.o.Strays) {
 			return fault(plane.FaultProtocol, "The server's process writes something other than JSON-RPC to its stdout.", err)
 		}
 		return nil
 	}
+	var w *stdioStream
 	switch {
 	case m.IsAnswer():
-		if w := s.asker(m.ID); w != nil {
+		if w = s.asker(m.ID); w != nil {
 			s.forget(w)
 			w.push(line, true)
 			w.end(io.EOF)
 		}
 	case m.HasID():
-		s.question(&m, line)
+		w = s.question(&m, line)
 	default:
-		if w := s.hears(&m); w != nil {
+		if w = s.hears(&m); w != nil {
 			w.push(line, false)
 		}
 	}
+	if (w == nil || !w.call) && !s.idle.Allow() {
+		return errFloods
+	}
 	return nil
+}
+
+// Hint says what a process did instead of answering, "" for nothing that is known.
+func (s *Stdio) Hint() string {
+	if n := s.strays.Load(); n > 0 {
+		return fmt.Sprintf("It printed %d lines that are no JSON-RPC.", n)
+	}
+	return ""
 }
 
 // asker is whose answer it is; a peer may make a string of a number.
@@ -363,20 +404,21 @@ func (s *Stdio) only() *stdioStream {
 }
 
 // question hands a question of the server to the one call it can belong to.
-func (s *Stdio) question(m *Message, line []byte) {
+func (s *Stdio) question(m *Message, line []byte) *stdioStream {
 	s.mu.Lock()
 	w := s.only()
 	s.mu.Unlock()
 	if w != nil {
 		w.push(line, false)
-		return
+		return w
 	}
 	out := append([]byte(`{"jsonrpc":"2.0","id":`), m.ID...)
 	if m.Method == MethodPing {
 		s.offer(append(out, `,"result":{}}`...))
-		return
+		return nil
 	}
 	s.offer(append(out, `,"error":{"code":`+strconv.Itoa(CodeMethodNotFound)+`,"message":"Nobody here can be asked that now."}}`...))
+	return nil
 }
 
 // hears is whom a notice is for.
@@ -398,75 +440,4 @@ func (s *Stdio) hears(m *Message) *stdioStream {
 		}
 	}
 	return s.listener
-}
-
-// stdioStream is the events of one request, or the notices.
-type stdioStream struct {
-	s       *Stdio
-	id      string
-	modern  bool
-	call    bool
-	release func() bool
-	more    chan struct{}
-
-	mu  sync.Mutex
-	buf []byte
-	err error
-}
-
-// maxStdioNotices bounds what waits for a slow reader; notices over it are dropped, an
-// answer never.
-const maxStdioNotices = 1 << 20
-
-func (w *stdioStream) push(line []byte, answer bool) {
-	w.mu.Lock()
-	if w.err == nil && (answer || len(w.buf) < maxStdioNotices) {
-		w.buf = append(append(append(w.buf, "data: "...), line...), '\n', '\n')
-	}
-	w.mu.Unlock()
-	w.wake()
-}
-
-func (w *stdioStream) end(err error) {
-	w.mu.Lock()
-	if w.err == nil {
-		w.err = err
-	}
-	w.mu.Unlock()
-	w.wake()
-}
-
-func (w *stdioStream) wake() {
-	select {
-	case w.more <- struct{}{}:
-	default:
-	}
-}
-
-// Read waits for the next event.
-func (w *stdioStream) Read(p []byte) (int, error) {
-	for {
-		w.mu.Lock()
-		if len(w.buf) > 0 {
-			n := copy(p, w.buf)
-			w.buf = w.buf[n:]
-			w.mu.Unlock()
-			return n, nil
-		}
-		err := w.err
-		w.mu.Unlock()
-		if err != nil {
-			return 0, err
-		}
-		<-w.more
-	}
-}
-
-// Close lets go of the stream.
-func (w *stdioStream) Close() error {
-	if w.release != nil {
-		w.release()
-	}
-	w.s.abandon(w, io.ErrClosedPipe)
-	return nil
 }

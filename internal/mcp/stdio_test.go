@@ -141,11 +141,14 @@ func TestStdioEnds(t *testing.T) {
 		fault plane.Fault
 		gone  bool
 	}{
-		"exits":     {func(p *process, id string) { p.out.Close() }, plane.FaultTransport, true},
-		"hangs":     {func(p *process, id string) {}, plane.FaultTimeout, false},
-		"floods":    {func(p *process, id string) { p.say("%s", strings.Repeat("x", 65<<10)) }, plane.FaultTooLarge, true},
-		"no break":  {func(p *process, id string) { p.out.Write(make([]byte, 130<<10)) }, plane.FaultTooLarge, true},
-		"no json":   {func(p *process, id string) { p.say("%s", strings.Repeat("hello\n", 12)) }, plane.FaultProtocol, true},
+		"exits":    {func(p *process, id string) { p.out.Close() }, plane.FaultTransport, true},
+		"hangs":    {func(p *process, id string) {}, plane.FaultTimeout, false},
+		"floods":   {func(p *process, id string) { p.say("%s", strings.Repeat("x", 65<<10)) }, plane.FaultTooLarge, true},
+		"no break": {func(p *process, id string) { p.out.Write(make([]byte, 130<<10)) }, plane.FaultTooLarge, true},
+		"no json":  {func(p *process, id string) { p.say("%s", strings.Repeat("hello\n", 12)) }, plane.FaultProtocol, true},
+		"talks": {func(p *process, id string) {
+			p.say("%s", strings.Repeat(`{"jsonrpc":"2.0","method":"notifications/x"}`+"\n", 3000))
+		}, plane.FaultProtocol, true},
 		"half line": {func(p *process, id string) { p.out.Write([]byte(`{"jsonrpc":`)); p.out.Close() }, plane.FaultTransport, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,7 +12,7 @@ func (s *Snapshot) Upkeep() []Grant {
 	out := make([]Grant, 0, len(s.order))
 	for _, c := range s.order {
 		if c.bad == "" && !c.idle && c.Enabled && c.State != plane.StateAwaiting && c.State != plane.StateAuthError {
-			out = append(out, Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: "upkeep", sender: s.sender(c, "", plane.Principal{})})
+			out = append(out, Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: "upkeep", sender: s.sender(c, "", plane.Principal{}), look: true})
 		}
 	}
 	return out
@@ -26,7 +26,7 @@ func (s *Snapshot) Holds(g Grant) bool {
 }
 
 func (s *Snapshot) grant(c *entry, agent string, p plane.Principal) Grant {
-	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID, sender: s.sender(c, agent, p)}
+	return Grant{conn: &c.Connection, scheme: c.scheme, host: c.host, principal: string(p.Kind) + "|" + p.ID, sender: s.sender(c, agent, p), look: agent == ""}
 }
 
 // sender is in whose name a server is used that is not the same for all: a stdio server,
@@ -52,6 +52,7 @@ type Grant struct {
 	scheme, host string
 	principal    string
 	sender       plane.AgentTeam
+	look         bool // to read what is offered, for nobody's work
 }
 
 // Valid reports whether Decide made the grant.
@@ -70,6 +71,9 @@ func (g Grant) Version() int64 { return g.conn.Version }
 func (g Grant) Admits(scheme, host string) bool {
 	return g.conn != nil && scheme == g.scheme && host == g.host
 }
+
+// Look reports a grant to read what a server offers, for nobody's work: it calls no tool.
+func (g Grant) Look() bool { return g.look }
 
 // Sender is in whose name the server is used, where that makes a difference.
 func (g Grant) Sender() plane.AgentTeam { return g.sender }

@@ -81,7 +81,7 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 		}
 		renewed := p.rejected(ctx, s.lease, err, since)
 		if end.HeaderMismatch || end.RPC {
-			p.forget(listKey{conn.ID, conn.Version})
+			p.forget(listOf(g))
 		}
 		if !worthAgain(end) && !renewed {
 			return res, end, sent, explain(conn, err)
@@ -204,26 +204,11 @@ func cleanError(s *session, err error, res *Result) error {
 	return &e
 }
 
-// listKey is whose listing it is.
-type listKey struct {
-	conn    plane.ConnectionID
-	version int64
-}
-
-// list is the latest live listing of a connection.
-type list struct {
-	at        time.Time
-	prints    map[string]string // name -> fingerprint; never changed in place
-	fetching  chan struct{}
-	fetchedBy error
-	renewing  bool // a notice came, and it is read again soon
-}
-
 // check compares the offered fingerprint with a listing no older than maxAge
 // (design D5).
 func (p *Pool) check(ctx context.Context, g policy.Grant, s *session, d *plane.Definition, maxAge time.Duration) error {
 	conn := g.Connection()
-	k := listKey{conn.ID, conn.Version}
+	k := listOf(g)
 	p.mu.Lock()
 	l := p.lists[k]
 	now := p.o.Clock.Now()
@@ -262,8 +247,7 @@ func (p *Pool) check(ctx context.Context, g policy.Grant, s *session, d *plane.D
 // said them: what others hear meanwhile does not mix in. Callers share a listing
 // under way when share is set.
 func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool) (map[string]string, error) {
-	conn := g.Connection()
-	k := listKey{conn.ID, conn.Version}
+	k := listOf(g)
 	p.mu.Lock()
 	l := p.lists[k]
 	if l == nil {
@@ -324,37 +308,10 @@ func (p *Pool) fetch(ctx context.Context, g policy.Grant, s *session, share bool
 	}
 	// Some servers show a client more that says what it may be asked; what everybody is
 	// offered does not hang on who called last.
-	if p.o.Listed != nil && !s.asks {
+	if p.o.Listed != nil && !s.asks && forAll(g) {
 		p.o.Listed(ctx, g, listed)
 	}
 	return prints, nil
-}
-
-// printsOf are a listing's fingerprints by name.
-func printsOf(l catalog.Listed) map[string]string {
-	out := make(map[string]string, len(l.Tools))
-	for _, raw := range l.Tools {
-		name, print := catalog.Identify(raw)
-		if _, dup := out[name]; !dup {
-			out[name] = print
-		}
-	}
-	return out
-}
-
-// know takes a listing that was made for the catalog for what calls are checked
-// against too.
-func (p *Pool) know(k listKey, began time.Time, prints map[string]string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l := p.lists[k]
-	if l == nil {
-		l = &list{}
-		p.lists[k] = l
-	}
-	if !began.Before(l.at) { // a notice since then made it void
-		l.prints, l.at = prints, began
-	}
 }
 
 // describe cleans a listing and adds what the server said of itself.
@@ -433,6 +390,9 @@ const changedDelay = 250 * time.Millisecond
 // forgot in the meantime is opened anew, once.
 func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error) {
 	conn := g.Connection()
+	if conn.Stdio() && g.Look() { // a fresh process, so that a server that was put in its place is seen
+		p.dropFor(listOf(g))
+	}
 	for try := 0; ; try++ {
 		s, err := p.acquire(ctx, g, background)
 		if err != nil {
@@ -460,7 +420,7 @@ func (p *Pool) List(ctx context.Context, g policy.Grant) (catalog.Listed, error)
 		}
 		out := p.describe(s, listing)
 		out.At = since
-		p.know(listKey{conn.ID, conn.Version}, since, printsOf(out))
+		p.know(listOf(g), since, printsOf(out))
 		addExtras(s, &out, extras)
 		return out, nil
 	}

@@ -34,6 +34,10 @@ func (n Notice) URI() string {
 // whoever uses the session.
 func (p *Pool) noticed(g policy.Grant, shared, single key) func(*session, string, json.RawMessage) {
 	return func(s *session, method string, params json.RawMessage) {
+		if g.Sender().Agent != "" {
+			p.noticedAlone(s, g, method, params)
+			return
+		}
 		switch method {
 		case mcp.MethodPromptsChanged, mcp.MethodResourcesChanged:
 			p.extrasChanged(g)
@@ -48,6 +52,29 @@ func (p *Pool) noticed(g policy.Grant, shared, single key) func(*session, string
 			}
 			p.o.Noticed(n)
 		}
+	}
+}
+
+// noticedAlone hands on what a server said that is not the same for all: of a resource, to
+// those who asked for it in that session.
+func (p *Pool) noticedAlone(s *session, g policy.Grant, method string, params json.RawMessage) {
+	if method != mcp.MethodUpdated || p.o.Noticed == nil {
+		if forAll(g) && (method == mcp.MethodPromptsChanged || method == mcp.MethodResourcesChanged) {
+			p.extrasChanged(g)
+		}
+		return
+	}
+	params, _ = clean(s, params)
+	n := Notice{Connection: g.ID(), Method: method, Params: params}
+	p.mu.Lock()
+	var who []plane.SessionID
+	for id := range s.heard[n.URI()] {
+		who = append(who, id)
+	}
+	p.mu.Unlock()
+	for _, id := range who {
+		n.Session = id
+		p.o.Noticed(n)
 	}
 }
 

@@ -85,3 +85,17 @@ func (p *Pool) drop(s *session) {
 		p.spawn(func() { p.closeAll([]*session{s}) })
 	}
 }
+
+// dropFor closes the idle sessions of one listing.
+func (p *Pool) dropFor(k listKey) {
+	p.mu.Lock()
+	var gone []*session
+	for sk, s := range p.sessions {
+		if sk.conn == k.conn && sk.version == k.version && sk.who == k.who && s.busy == 0 {
+			gone = append(gone, s)
+			delete(p.sessions, sk)
+		}
+	}
+	p.mu.Unlock()
+	p.closeAll(gone)
+}

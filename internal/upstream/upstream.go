@@ -234,7 +234,11 @@ func (p *Pool) session(ctx context.Context, g policy.Grant, w who) (*session, er
 // processes of a stdio server by in whose name they send.
 func owner(c plane.Connection, g policy.Grant) string {
 	if at := g.Sender(); at.Agent != "" {
-		return at.Agent + "|" + at.Team
+		who := at.Agent + "|" + at.Team
+		if g.Look() {
+			who = "look|" + who
+		}
+		return who
 	}
 	if c.Scope.Kind == plane.ScopeUser {
 		return g.Principal()
@@ -374,7 +378,7 @@ func (p *Pool) dial(ctx context.Context, g policy.Grant, how opens, lease *conne
 	if conn.MaxBytes > 0 {
 		body = conn.MaxBytes
 	}
-	lk := listKey{conn.ID, conn.Version}
+	lk := listOf(g)
 	var proc Process
 	if conn.Stdio() {
 		var err error
