@@ -382,7 +382,6 @@ func (a *App) Close() error {
 		s.Close() // Run has drained it; New that failed has none
 	}
 	a.closeBus()
-	a.boxes.close()
 	if a.egress != nil {
 		a.egress.Close()
 	}
@@ -399,6 +398,7 @@ func (a *App) Close() error {
 	if a.pool != nil {
 		a.pool.Close()
 	}
+	a.boxes.close()
 	if a.conns != nil {
 		a.conns.Close() // a token that was presented is stored first
 	}

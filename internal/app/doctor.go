@@ -38,7 +38,7 @@ func (c *Config) checkedSandbox() Checked {
 	case c.Sandbox.Kind == "":
 		out.Fine = "none here, so stdio servers are left out: " + err.Error()
 	default:
-		out.Err = plane.Errorf(plane.Unavailable, "stdio servers are left out: %v", err).Then("docs/stdio.md")
+		out.Err = plane.Errorf(plane.Unavailable, "stdio servers are left out: %s", firstLine(err.Error())).Then("docs/stdio.md")
 	}
 	return out
 }

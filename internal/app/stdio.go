@@ -56,7 +56,10 @@ func (c *Config) checkSandbox() error {
 	default:
 		return c.bad("sandbox", "sandbox is bubblewrap, container or none.")
 	}
-	data := resolvedPath(c.Data)
+	hidden := map[string]string{"the data directory, where the keys are": c.Data, "the config file": c.path, "the directory of secrets": c.Vault.Path, "the vault's sign-in": c.Vault.Login.JWTFile, "the key ring": c.Keys.File}
+	for name, g := range c.GitHubApps {
+		hidden["the key of the GitHub App "+name] = g.KeyFile
+	}
 	for _, dir := range s.Read {
 		real := resolvedPath(dir)
 		switch {
@@ -64,8 +67,11 @@ func (c *Config) checkSandbox() error {
 			return c.bad("sandbox.read", "sandbox.read: %s is no absolute path without detours.", dir)
 		case slices.Contains([]string{"/", "/proc", "/sys", "/dev", "/run", "/etc", "/root", "/home", "/var"}, real):
 			return c.bad("sandbox.read", "sandbox.read: %s would show what no server may see; name the directory that the servers are in.", dir)
-		case within(data, real) || within(real, data):
-			return c.bad("sandbox.read", "sandbox.read: %s would show the data directory, where the keys are.", dir)
+		}
+		for _, what := range sortedKeys(hidden) {
+			if p := resolvedPath(hidden[what]); hidden[what] != "" && (within(p, real) || what != "the config file" && within(real, p)) {
+				return c.bad("sandbox.read", "sandbox.read: %s would show %s.", dir, what)
+			}
 		}
 	}
 	return nil
@@ -191,6 +197,10 @@ func (a *App) launch(ctx context.Context, g policy.Grant) (upstream.Process, err
 		spec.Env = append(spec.Env, name+"="+a.token)
 	}
 	proc, err := r.Start(ctx, spec)
+	var limited *plane.Error
+	if errors.As(err, &limited) {
+		return nil, limited
+	}
 	if err != nil {
 		return nil, plane.Errorf(plane.Unavailable, "%s does not start in its sandbox.", conn.Slug).Then("patchbay doctor; what went wrong is in Patchbay's log.").Because(err)
 	}

@@ -190,6 +190,54 @@ func TestFromInside(t *testing.T) {
 	}
 }
 
+// TestWhatOneTeamLeftReachesNoOther: two teams use one declared server, each in a process
+// of its own, and neither what one keeps there nor how its tools look then shows to the
+// other, or in the catalog.
+func TestWhatOneTeamLeftReachesNoOther(t *testing.T) {
+	o := insider(t, "teams: {payments: {members: [\"cli:local\"]}, legal: {members: [\"cli:local\"]}}\n")
+	plugged := func(team string) *sdk.ClientSession {
+		var token command.TokenCreated
+		if err := o.do("tokens.create", command.TokensCreateInput{Label: "x", Agent: "general", Team: team}, &token); err != nil {
+			t.Fatal(err)
+		}
+		return o.plug("general", token.Value, "2025-11-25", nil)
+	}
+	call := func(c *sdk.ClientSession, tool string, args map[string]any) string {
+		res, err := c.CallTool(t.Context(), &sdk.CallToolParams{Name: "mcp__inside__" + tool, Arguments: args})
+		if err != nil || len(res.Content) == 0 {
+			return fmt.Sprint(err)
+		}
+		return res.Content[0].(*sdk.TextContent).Text
+	}
+	payments, legal := plugged("payments"), plugged("legal")
+	const private = "PRIVATE-OF-PAYMENTS"
+	if got := call(payments, "remember", map[string]any{"text": private}); got != "kept" {
+		t.Fatal(got)
+	}
+	if got := call(legal, "notes", nil); strings.Contains(got, private) {
+		t.Errorf("the process is shared: %s", got)
+	}
+	time.Sleep(time.Second) // notices are followed by a listing
+	if err := o.do("mcp.refresh", command.NameInput{Name: "inside"}, &command.MCPTest{}); err != nil {
+		t.Fatal(err)
+	}
+	for who, c := range map[string]*sdk.ClientSession{"legal": legal, "payments": payments} {
+		tools, err := c.ListTools(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tool := range tools.Tools {
+			if strings.Contains(tool.Description, private) {
+				t.Errorf("%s is shown %s", who, tool.Description)
+			}
+		}
+	}
+	var tools command.MCPTools
+	if err := o.do("mcp.tools", command.MCPToolsInput{Name: "inside"}, &tools); err != nil || strings.Contains(fmt.Sprint(tools), private) {
+		t.Errorf("the catalog holds it: %v", err)
+	}
+}
+
 // TestAStdioServerMisbehaves: every end is named, an effect that may have happened is
 // unknown, and the next call has a fresh process. The other server never notices.
 func TestAStdioServerMisbehaves(t *testing.T) {

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -63,9 +64,38 @@ func (g *groups) knob(c string) string {
 	return c + ".max"
 }
 
+// beside are further bounds of a controller: no swap, and all of a group ends at once.
+func (g *groups) beside(c string, l Limits) map[string]string {
+	switch {
+	case c == "memory" && g.v2:
+		return map[string]string{"memory.swap.max": "0", "memory.oom.group": "1"}
+	case c == "memory":
+		return map[string]string{"memory.memsw.limit_in_bytes": strconv.FormatInt(l.Memory, 10)}
+	}
+	return nil
+}
+
+const groupPrefix = "patchbay-"
+
+// sweep takes away the groups of processes that were killed.
+func (g *groups) sweep() {
+	for _, dir := range g.dirs {
+		left, err := filepath.Glob(filepath.Join(dir, groupPrefix+"*-*"))
+		if err != nil {
+			continue
+		}
+		for _, l := range left {
+			pid, err := strconv.Atoi(strings.Split(filepath.Base(l), "-")[1])
+			if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+				os.Remove(l) // one that is not empty stays
+			}
+		}
+	}
+}
+
 // works tries whether a group can be made there and bounded.
 func (g *groups) works(dir, c string) bool {
-	trial := filepath.Join(dir, "patchbay-trial-"+strconv.Itoa(os.Getpid()))
+	trial := filepath.Join(dir, groupPrefix+strconv.Itoa(os.Getpid())+"-trial")
 	if os.Mkdir(trial, 0o755) != nil {
 		return false
 	}
@@ -105,9 +135,12 @@ func (g *groups) put(conn *net.UnixConn, l Limits) (*group, error) {
 	}
 	var cred *unix.Ucred
 	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil || err != nil {
-		return out, fmt.Errorf("whose connection it is cannot be seen: %w", err)
+		return out, fmt.Errorf("whose connection it is cannot be seen: %w", errors.Join(cerr, err))
 	}
-	name := "patchbay-" + strings.ToLower(string(plane.NewSessionID(time.Now())))
+	if cred.Pid <= 0 || int(cred.Pid) == os.Getpid() { // 0 would be ourselves
+		return out, errors.New("the sandbox's init cannot be seen from here, to be put under a cgroup")
+	}
+	name := groupPrefix + strconv.Itoa(os.Getpid()) + "-" + strings.ToLower(string(plane.NewSessionID(time.Now())))
 	values := map[string]string{"memory": strconv.FormatInt(l.Memory, 10), "pids": strconv.Itoa(l.Processes + 32), "cpu": strconv.Itoa(cpus * 100_000)}
 	if g.v2 {
 		values["cpu"] += " 100000"
@@ -122,6 +155,11 @@ func (g *groups) put(conn *net.UnixConn, l Limits) (*group, error) {
 		}
 		if err := os.WriteFile(filepath.Join(dir, g.knob(c)), []byte(values[c]), 0); err != nil {
 			continue
+		}
+		for knob, value := range g.beside(c, l) { // what the kernel here has of it
+			if err := os.WriteFile(filepath.Join(dir, knob), []byte(value), 0); err != nil && !os.IsNotExist(err) {
+				continue
+			}
 		}
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(int(cred.Pid))), 0); err != nil {
 			out.end()
@@ -161,7 +199,7 @@ func (g *group) end() {
 				break
 			}
 			for p := range strings.FieldsSeq(string(b)) {
-				if pid, err := strconv.Atoi(p); err == nil {
+				if pid, err := strconv.Atoi(p); err == nil && pid != os.Getpid() {
 					syscall.Kill(pid, syscall.SIGKILL)
 				}
 			}

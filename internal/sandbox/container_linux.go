@@ -44,7 +44,7 @@ func (c *container) wrap(x *box) (*exec.Cmd, error) {
 	size := strconv.FormatInt(x.limits.FileBytes, 10)
 	a := []string{"run", "--rm", "--interactive", "--pull", "never", "--network", "none", "--read-only", "--cap-drop", "ALL", "--cap-add", "SETUID", "--cap-add", "SETGID", "--cap-add", "SETPCAP",
 		"--security-opt", "no-new-privileges", "--hostname", "sandbox", "--user", "0:0", "--workdir", home,
-		"--memory", strconv.FormatInt(x.limits.Memory, 10), "--pids-limit", strconv.Itoa(x.limits.Processes + 32), "--shm-size", size,
+		"--memory", strconv.FormatInt(x.limits.Memory, 10), "--memory-swap", strconv.FormatInt(x.limits.Memory, 10), "--pids-limit", strconv.Itoa(x.limits.Processes + 32), "--shm-size", size,
 		"--tmpfs", "/tmp:rw,mode=1777,size=" + size, "--tmpfs", home + ":rw,mode=1777,size=" + size}
 	for _, dir := range x.read {
 		a = append(a, "--volume", dir+":"+dir+":ro")

@@ -41,6 +41,9 @@ type Process struct {
 	done   chan struct{}
 	end    ended // once done
 	once   sync.Once
+
+	mu      sync.Mutex
+	closing bool // nobody wants it any more
 }
 
 // Done is closed when nothing of the sandbox is left.
@@ -87,15 +90,20 @@ func (p *Process) spawn(cmd *exec.Cmd) error {
 func (p *Process) begin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, started)
 	defer cancel()
-	got := make(chan error, 1)
+	type accepted struct {
+		conn *net.UnixConn
+		err  error
+	}
+	got := make(chan accepted, 1)
 	go func() {
-		var err error
-		p.conn, err = p.life.AcceptUnix()
-		got <- err
+		conn, err := p.life.AcceptUnix()
+		got <- accepted{conn, err}
 	}()
 	var err error
+	var a accepted
 	select {
-	case err = <-got:
+	case a = <-got:
+		err = a.err
 	case werr := <-p.waited:
 		p.waited <- werr
 		p.words.settle()
@@ -104,12 +112,17 @@ func (p *Process) begin(ctx context.Context) error {
 		err = errors.Join(errors.New("the sandbox did not come up: "+p.words.last()), ctx.Err())
 	}
 	p.life.Close() // one init, one connection
-	if err == nil {
-		if p.conn == nil {
-			err = errors.New("the sandbox's init did not come")
-		} else if p.group, err = p.r.groups.put(p.conn, p.r.o.Limits); err == nil {
-			_, err = p.conn.Write([]byte("g"))
-		}
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conn = a.conn
+	if p.closing {
+		return errors.New("the sandbox was closed before its command began")
+	}
+	if p.group, err = p.r.groups.put(p.conn, p.r.o.Limits); err == nil {
+		_, err = p.conn.Write([]byte("g"))
 	}
 	if err != nil {
 		return err
@@ -133,9 +146,14 @@ func (p *Process) watch() {
 
 // Close ends the command and everything that it started, and waits until it is gone.
 func (p *Process) Close() {
+	p.mu.Lock()
+	p.closing = true
 	if p.conn != nil {
 		p.conn.Close() // the init ends, and with it all processes of its namespace
+	} else if p.life != nil {
+		p.life.Close() // it does not begin
 	}
+	p.mu.Unlock()
 	<-p.done
 }
 
@@ -155,7 +173,10 @@ func (p *Process) finish() {
 			p.reap()
 		}
 		if p.group != nil {
-			if p.end.word != "" && p.group.overfull() {
+			p.mu.Lock()
+			closed := p.closing
+			p.mu.Unlock()
+			if !closed && p.group.overfull() {
 				p.end = ended{"memory", int(p.r.o.Limits.Memory >> 20)}
 			}
 			p.group.end()
@@ -190,13 +211,29 @@ func (p *Process) reap() {
 	<-p.waited
 }
 
-// Why says how the process ended, for a log and never for a prompt.
-func (p *Process) Why() error { return errors.New(p.reason() + ": " + p.words.last()) }
+// Why says how the process ended, for a log and never for a prompt; nil while it runs.
+func (p *Process) Why() error {
+	select {
+	case <-p.done:
+		return errors.New(p.reason() + ": " + p.words.last())
+	default:
+		return nil
+	}
+}
+
+// What the init begins its own words with, and the status that it ends with then.
+const (
+	sandboxSays = "sandbox: "
+	initFailed  = 125
+)
 
 // reason is a sentence of ours.
 func (p *Process) reason() string {
 	switch p.end.word {
 	case "exit":
+		if says, ok := strings.CutPrefix(p.words.last(), sandboxSays); ok && p.end.n == initFailed {
+			return says // the init's own words
+		}
 		return "it ended by itself with status " + strconv.Itoa(p.end.n)
 	case "signal":
 		return "it was ended by the signal " + syscall.Signal(p.end.n).String()

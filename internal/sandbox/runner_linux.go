@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,21 +54,27 @@ func New(ctx context.Context, o Options) (*Runner, error) {
 	}
 	// Far above what systems give to people, services and containers.
 	r.firstID = 1_900_000_000 + rand.IntN(1000)*o.Most
-	if r.o.Kind == "container" {
-		r.firstID = nobody
+	if r.o.Kind == "container" { // an engine without root has this many
+		r.firstID = 60_000
+	}
+	for _, dir := range o.Read {
+		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+			return nil, &errUnusable{"sandbox.read: " + dir + " is no directory here", err}
+		}
 	}
 	if err := r.files(); err != nil {
 		return nil, &errUnusable{"the sandbox's files cannot be written", err}
 	}
-	r.groups = findGroups()
+	if r.groups = (&groups{}); o.Kind != "container" { // an engine has its own
+		r.groups = findGroups()
+		r.groups.sweep()
+	}
 	if err := r.try(ctx); err != nil {
 		r.Close()
 		return nil, err
 	}
 	return r, nil
 }
-
-const nobody = 65534
 
 // try runs the init's shortest way.
 func (r *Runner) try(ctx context.Context) error {
@@ -150,10 +157,12 @@ func (r *Runner) Force() []string {
 		out = append(out, "a namespace of users")
 	}
 	out = append(out, r.back.holds()...)
-	if names := r.groups.names(); len(names) > 0 {
+	names := r.groups.names()
+	if len(names) > 0 {
 		out = append(out, "cgroups: "+strings.Join(names, ", "))
-	} else {
-		out = append(out, "cgroups: none can be written here")
+	}
+	if r.o.Kind != "container" && !slices.Contains(names, "memory") {
+		out = append(out, "no cgroup for memory can be written here: it is watched, and what the kernel holds for a server is not counted")
 	}
 	return out
 }
@@ -219,9 +228,13 @@ func (r *Runner) start(ctx context.Context, p *Process, s Spec) error {
 		return err
 	}
 	b := &box{dir: p.dir, limits: r.o.Limits, filter: filepath.Join(r.dir, "filter"), read: r.o.Read, names: []string{"life.sock"}}
-	if p.life, err = listen(filepath.Join(p.dir, "life.sock")); err != nil {
+	life, err := listen(filepath.Join(p.dir, "life.sock"))
+	if err != nil {
 		return err
 	}
+	p.mu.Lock()
+	p.life = life
+	p.mu.Unlock()
 	if s.Gateway != nil {
 		gate, err := listen(filepath.Join(p.dir, "egress.sock"))
 		if err != nil {
@@ -235,10 +248,7 @@ func (r *Runner) start(ctx context.Context, p *Process, s Spec) error {
 		return err
 	}
 	if r.back.uids() {
-		b.uid = r.firstID
-		if r.o.Kind != "container" {
-			b.uid += p.slot
-		}
+		b.uid = r.firstID + p.slot
 	}
 	l := r.o.Limits
 	b.env = append([]string{"PATH=" + searchPath(b.read), "HOME=" + home, "TMPDIR=/tmp", "LANG=C.UTF-8", "USER=agent"}, s.Env...)

@@ -151,14 +151,24 @@ func TestBounds(t *testing.T) {
 	}
 	defer other.Close()
 	for name, tt := range map[string]struct{ script, why string }{
-		"memory":        {`python3 -c 'x = bytearray(600 << 20); import time; time.sleep(20)'`, "MiB of memory"},
-		"shared memory": {`python3 -c 'import mmap, time; x = mmap.mmap(-1, 600 << 20); x.write(b"a" * (600 << 20)); time.sleep(20)'`, "MiB of memory"},
-		"a fork bomb":   {`bash -c 'f() { f | f & }; f' 2>/dev/null; for i in $(seq 60); do sleep 5 & done 2>/dev/null; [ $(ls /proc | grep -c "^[0-9]") -lt 60 ] && exit 7`, "status"},
-		"files":         {`python3 -c 'x = [open("/dev/null") for i in range(100)]' 2>/dev/null; exit 8`, "status 8"},
-		"the processor": {`while :; do :; done`, "signal"},
-		"a crash":       {`kill -SEGV $$`, "segmentation fault"},
-		"its end":       {`exit 3`, "status 3"},
-		"no command":    {`exec no-such-command-here`, "status 127"},
+		"memory":           {`python3 -c 'x = bytearray(600 << 20); import time; time.sleep(20)'`, "MiB of memory"},
+		"shared memory":    {`python3 -c 'import mmap; mmap.mmap(-1, 1 << 20)' 2>/dev/null || exit 9`, "status 9"},
+		"files in memory":  {`head -c 120000000 /dev/zero > /tmp/a; head -c 120000000 /dev/zero > /dev/shm/b; sleep 20`, "MiB of memory"},
+		"another's limits": {`python3 -c 'import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))' 2>/dev/null || exit 10`, "status 10"},
+		"a dead first thread": {`python3 -c '
+import ctypes, platform, threading, time
+def hold():
+    x = bytearray(600 << 20)
+    time.sleep(20)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)'`, "MiB of memory"},
+		"no such command in the sandbox": {`exec /run/patchbay/init enter uid=0 nproc=10 nofile=32 fsize=1000 cpu=1 core=0 -- nothing-of-the-kind`, "there is no command"},
+		"a fork bomb":                    {`(for i in $(seq 200); do sleep 5 & done) 2>/dev/null; n=0; for d in /proc/[0-9]*; do n=$((n+1)); done; [ $n -lt 60 ] && exit 7; exit 6`, "status 7"},
+		"files":                          {`python3 -c 'x = [open("/dev/null") for i in range(100)]' 2>/dev/null || exit 8`, "status 8"},
+		"the processor":                  {`while :; do :; done`, "signal"},
+		"a crash":                        {`kill -SEGV $$`, "segmentation fault"},
+		"its end":                        {`exit 3`, "status 3"},
+		"no command":                     {`exec no-such-command-here`, "status 127"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, p := inside(t, r, Spec{}, tt.script)
@@ -302,6 +312,33 @@ func TestThereIsASandboxOrNothing(t *testing.T) {
 		}
 		p.Close()
 	})
+	t.Run("closed while one begins", func(t *testing.T) {
+		for i := range 12 {
+			r := runner(t, nil)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if p, err := r.Start(t.Context(), Spec{Name: "one", Command: "cat"}); err == nil {
+					<-p.Done()
+				}
+			}()
+			time.Sleep(time.Duration(i) * 4 * time.Millisecond)
+			ended := make(chan struct{})
+			go func() { r.Close(); close(ended) }()
+			select {
+			case <-ended:
+				<-done
+			case <-time.After(10 * time.Second):
+				t.Fatal("closing does not end")
+			}
+		}
+	})
+	t.Run("nothing to read", func(t *testing.T) {
+		_, err := New(t.Context(), Options{Kind: "bubblewrap", Read: []string{"/nonexistent"}, Limits: DefaultLimits(), Log: slog.New(slog.DiscardHandler)})
+		if err == nil || !strings.Contains(err.Error(), "sandbox.read: /nonexistent is no directory here") {
+			t.Error(err)
+		}
+	})
 	t.Run("nobody waits", func(t *testing.T) {
 		r := runner(t, nil)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -341,7 +378,7 @@ func TestAContainer(t *testing.T) {
 	got, p := inside(t, r, Spec{Gateway: gateway, Env: []string{"http_proxy=" + Proxy}, Files: map[string][]byte{"ca.pem": []byte("cert ")}},
 		"curl -sS http://api.example.com/x; cat /run/patchbay/ca.pem "+shown+"/shown; id -u; pwd; echo $http_proxy; ls /root 2>&1 | wc -l; ls "+bin+" 2>/dev/null; true")
 	<-p.Done()
-	if want := "asked for http://api.example.com/x cert by config" + strconv.Itoa(nobody) + "\n/home/agent\n" + Proxy + "\n1\n"; got != want || p.Reason() != "it ended by itself with status 0" {
+	if want := "asked for http://api.example.com/x cert by config" + strconv.Itoa(60000+p.slot) + "\n/home/agent\n" + Proxy + "\n1\n"; got != want || p.Reason() != "it ended by itself with status 0" {
 		t.Errorf("%q, want %q\n%v", got, want, p.Why())
 	}
 	if _, err := New(t.Context(), Options{Kind: "container", Limits: DefaultLimits(), Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "image") {

@@ -20,6 +20,7 @@ var refused = append([]uint32{
 
 // missing are calls that programs do without when there are none: io_uring goes past this
 // filter, clone3 hides its flags from it, and the others hold memory that no mapping shows.
+// So does shared anonymous memory, and another process's limits are not a server's to set.
 var missing = []uint32{unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER, unix.SYS_CLONE3, unix.SYS_MEMFD_CREATE, unix.SYS_MEMFD_SECRET,
 	unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_MSGGET, unix.SYS_SEMGET}
 
@@ -58,6 +59,8 @@ func filter() []byte {
 	p.only(unix.SYS_SOCKETPAIR, 0, families, retErrno|uint32(unix.EAFNOSUPPORT))
 	p.only(unix.SYS_PERSONALITY, 0, personalities, retErrno|uint32(unix.EPERM))
 	p.never(unix.SYS_IOCTL, 1, typing, retErrno|uint32(unix.EPERM))
+	p.only(unix.SYS_PRLIMIT64, 0, []uint32{0}, retErrno|uint32(unix.EPERM))
+	p.all(unix.SYS_MMAP, 3, unix.MAP_SHARED|unix.MAP_ANONYMOUS, retErrno|uint32(unix.EPERM))
 	p.flags(unix.SYS_CLONE, 0, namespaces, retErrno|uint32(unix.EPERM))
 	p.ret(retAllow)
 	return p.b
@@ -107,6 +110,15 @@ func (p *program) never(nr, i uint32, list []uint32, answer uint32) {
 		p.op(jeq, uint8(len(list)-j), 0, v)
 	}
 	p.op(unix.BPF_JMP|unix.BPF_JA, 0, 0, 1)
+	p.ret(answer)
+	p.load(0)
+}
+
+// all lets an argument hold not all of the bits at once.
+func (p *program) all(nr, i, bits, answer uint32) {
+	p.arg(nr, i, 3)
+	p.op(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, 0, 0, bits)
+	p.op(jeq, 0, 1, bits)
 	p.ret(answer)
 	p.load(0)
 }

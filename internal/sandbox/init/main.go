@@ -168,43 +168,68 @@ func look(name string) string {
 	return ""
 }
 
-// watch ends everything when the processes here hold more memory than they may. A limit on
-// addresses would end Go and Node at their start.
+// watch ends everything when the processes here hold more memory than they may, with what
+// lies in the places where they can write. A limit on addresses would end Go and Node at
+// their start. What cannot be looked at is taken for too much.
 func watch(life *os.File, most uint64) {
-	page := uint64(os.Getpagesize())
-	buf := make([]byte, 128)
 	for {
 		time.Sleep(watchEvery)
-		dir, err := os.Open("/proc")
-		if err != nil {
-			continue
-		}
-		names, err := dir.Readdirnames(-1)
-		dir.Close()
-		if err != nil {
-			continue
-		}
-		total := uint64(0)
-		for _, name := range names {
-			if name[0] < '1' || name[0] > '9' || name == "1" {
-				continue
-			}
-			f, err := os.Open("/proc/" + name + "/statm")
-			if err != nil {
-				continue // it has ended
-			}
-			n, _ := f.Read(buf)
-			f.Close()
-			if words := strings.Fields(string(buf[:n])); len(words) > 1 {
-				pages, _ := strconv.ParseUint(words[1], 10, 63)
-				total += pages * page
+		total, ok := resident()
+		for _, dir := range []string{"/tmp", "/home/agent", "/dev/shm"} {
+			var st syscall.Statfs_t
+			if syscall.Statfs(dir, &st) == nil {
+				total += (st.Blocks - st.Bfree) * uint64(st.Bsize)
 			}
 		}
-		if total > most {
+		if !ok || total > most {
 			say(life, "memory", int(total>>20))
 			os.Exit(137)
 		}
 	}
+}
+
+// resident sums what all processes here hold.
+func resident() (total uint64, ok bool) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return 0, false
+	}
+	names, err := dir.Readdirnames(-1)
+	dir.Close()
+	if err != nil {
+		return 0, false
+	}
+	for _, name := range names {
+		if name[0] < '1' || name[0] > '9' || name == "1" {
+			continue
+		}
+		n := statm("/proc/" + name + "/statm")
+		if n == 0 { // its first thread has ended; the others hold what it holds
+			if tasks, err := os.ReadDir("/proc/" + name + "/task"); err == nil {
+				for _, t := range tasks {
+					n = max(n, statm("/proc/"+name+"/task/"+t.Name()+"/statm"))
+				}
+			}
+		}
+		total += n
+	}
+	return total, true
+}
+
+func statm(path string) uint64 {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0 // it has ended
+	}
+	words := strings.Fields(string(b))
+	if len(words) < 2 {
+		return 0
+	}
+	pages, err := strconv.ParseUint(words[1], 10, 63)
+	if err != nil {
+		return 0
+	}
+	return pages * uint64(os.Getpagesize())
 }
 
 func dial(path string) (*os.File, error) {

@@ -15,7 +15,7 @@ while [ "$1" != the-image ]; do
   --pull) [ "$2" = never ] || exit 91 ;;
   --security-opt) [ "$2" = no-new-privileges ] || exit 92 ;;
   --user) [ "$2" = 0:0 ] || exit 93 ;;
-  --hostname | --memory | --pids-limit | --shm-size) ;;
+  --hostname | --memory | --memory-swap | --pids-limit | --shm-size) ;;
   --workdir) a+=(--chdir "$2") ;;
   --tmpfs) a+=(--perms 1777 --tmpfs "${2%%:*}") ;;
   --volume) IFS=: read -r from to mode <<<"$2"; [ "$mode" = ro ] || exit 94; parent=${to%/*}; while [ -n "$parent" ]; do up+=("$parent"); parent=${parent%/*}; done
