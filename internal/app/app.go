@@ -383,7 +383,7 @@ func (a *App) Close() error {
 	}
 	a.closeBus()
 	if a.egress != nil {
-		a.egress.Close()
+		a.egress.Close(a.cfg.Limits.Drain)
 	}
 	if a.ledger != nil {
 		a.ledger.Close()

@@ -2,6 +2,8 @@ package egress
 
 import (
 	"compress/gzip"
+	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net/http"
@@ -9,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"patchbay/internal/connect"
@@ -216,17 +219,19 @@ type exchange struct {
 	grant policy.EgressGrant
 	lease *connect.EgressLease
 	e     *plane.EgressRecord
+
+	sent, received atomic.Int64 // a transport may read a body after its answer
 }
 
 // counted counts what passes.
 type counted struct {
 	io.ReadCloser
-	n *int64
+	n *atomic.Int64
 }
 
 func (c counted) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
-	*c.n += int64(n)
+	c.n.Add(int64(n))
 	return n, err
 }
 
@@ -242,7 +247,7 @@ func (x *exchange) send(out *http.Request, upgrade bool) {
 		p.stamp(x.who, x.e)
 	}
 	if out.Body != nil {
-		out.Body = counted{out.Body, &x.e.Sent}
+		out.Body = counted{out.Body, &x.sent}
 	}
 	resp, err := p.o.Transport(x.grant.Destination().Name).RoundTrip(out)
 	if err != nil {
@@ -293,6 +298,10 @@ func (x *exchange) failed(err error) {
 		Refused() bool
 	}
 	status, reason := http.StatusBadGateway, plane.Errorf(plane.Unavailable, "%s did not answer.", x.e.Host).Because(err)
+	var untrusted *tls.CertificateVerificationError
+	if errors.As(err, &untrusted) {
+		reason = plane.Errorf(plane.Unavailable, "The certificate of %s is not trusted.", x.e.Host).Then("A private authority is trusted where SSL_CERT_FILE of the server names it.").Because(err)
+	}
 	x.e.State = plane.EgressUnknown
 	switch {
 	case errors.Is(err, connect.ErrPlaceholder):
@@ -329,7 +338,7 @@ func (x *exchange) answer(resp *http.Response) error {
 			h[name] = append(h[name], x.clean(red, v))
 		}
 	}
-	body := io.Reader(counted{resp.Body, &x.e.Received})
+	body := io.Reader(counted{resp.Body, &x.received})
 	if red != nil {
 		switch resp.Header.Get("Content-Encoding") {
 		case "", "identity":
@@ -444,6 +453,10 @@ func (x *exchange) splice(resp *http.Response) {
 		return
 	}
 	defer conn.Close()
+	if g, ok := conn.(*headGuard); ok {
+		g.raw()
+	}
+	defer context.AfterFunc(x.r.Context(), func() { conn.Close(); far.Close() })()
 	head := "HTTP/1.1 101 Switching Protocols\r\n"
 	for name, values := range resp.Header {
 		for _, v := range values {
@@ -469,6 +482,7 @@ func (x *exchange) splice(resp *http.Response) {
 }
 
 func (x *exchange) settle() {
+	x.e.Sent, x.e.Received = x.e.Sent+x.sent.Load(), x.e.Received+x.received.Load()
 	if query(x.r.Method) && x.e.Owner == "" {
 		x.p.later(x.e)
 		return

@@ -18,7 +18,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -71,6 +70,9 @@ type Proxy struct {
 
 	mu      sync.Mutex
 	tunnels map[*tunnel]struct{}
+	plain   map[*plain]struct{} // requests by plain http that are under way
+	callers map[string]*held    // what each caller holds, and how often it is refused
+	closing bool
 }
 
 // Bounds of the gateway.
@@ -82,6 +84,10 @@ const (
 	handshake   = 10 * time.Second
 	writeStall  = 60 * time.Second // how long a client may not read
 	defaultIdle = 5 * time.Minute
+
+	maxPerCaller  = 512 // tunnels of one caller
+	maxPerInsider = 64  // connections of one sandbox
+	maxCallers    = 10_000
 )
 
 // New makes a proxy.
@@ -89,13 +95,15 @@ func New(o Options) *Proxy {
 	if o.Idle == 0 {
 		o.Idle = defaultIdle
 	}
-	p := &Proxy{o: o, conns: make(chan net.Conn), tunnels: map[*tunnel]struct{}{}, strangers: rate.NewLimiter(10, 100)}
+	p := &Proxy{o: o, conns: make(chan net.Conn), tunnels: map[*tunnel]struct{}{}, plain: map[*plain]struct{}{}, callers: map[string]*held{}, strangers: rate.NewLimiter(10, 100)}
 	p.life, p.end = context.WithCancel(context.Background())
 	quiet := slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)
 	p.outer = &http.Server{Handler: http.HandlerFunc(p.front), ReadHeaderTimeout: headTime, IdleTimeout: o.Idle, MaxHeaderBytes: maxHead, ErrorLog: quiet,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			if in, ok := c.(insider); ok {
-				return context.WithValue(ctx, callerKey{}, in.c)
+			if g, ok := c.(*headGuard); ok {
+				if in, ok := g.Conn.(*insider); ok {
+					return context.WithValue(ctx, callerKey{}, in.c)
+				}
 			}
 			return ctx
 		}}
@@ -103,22 +111,29 @@ func New(o Options) *Proxy {
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, tunnelKey{}, tunnelOf(c))
 		}}
-	go p.inner.Serve(inbox{p})
+	go p.inner.Serve(inbox{p, make(chan struct{}), &sync.Once{}})
 	go p.watch()
 	return p
 }
 
 // Serve takes clients of a listener until it ends.
 func (p *Proxy) Serve(l net.Listener) error {
-	err := p.outer.Serve(l)
+	err := p.outer.Serve(guarded{l, p})
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
 	return err
 }
 
-// Close ends every tunnel.
-func (p *Proxy) Close() {
+// Close takes no more, waits for what is under way at most so long, and ends every tunnel.
+func (p *Proxy) Close(drain time.Duration) {
+	p.mu.Lock()
+	p.closing = true
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), drain)
+	defer cancel()
+	p.outer.Shutdown(ctx) // what is not done by then is cut
+	p.inner.Shutdown(ctx)
 	p.outer.Close()
 	p.end()
 	p.inner.Close()
@@ -130,18 +145,27 @@ func (p *Proxy) Close() {
 }
 
 // inbox hands terminated tunnels to the inner server.
-type inbox struct{ p *Proxy }
+type inbox struct {
+	p    *Proxy
+	shut chan struct{}
+	once *sync.Once
+}
 
 func (b inbox) Accept() (net.Conn, error) {
 	select {
 	case c := <-b.p.conns:
 		return c, nil
+	case <-b.shut:
 	case <-b.p.life.Done():
-		return nil, net.ErrClosed
 	}
+	return nil, net.ErrClosed
 }
 
-func (inbox) Close() error   { return nil }
+func (b inbox) Close() error {
+	b.once.Do(func() { close(b.shut) })
+	return nil
+}
+
 func (inbox) Addr() net.Addr { return &net.TCPAddr{} }
 
 // front serves the proxy's own port: CONNECT, and absolute-form requests by plain http.
@@ -149,7 +173,8 @@ func (p *Proxy) front(w http.ResponseWriter, r *http.Request) {
 	c, err := p.identify(r)
 	if err != nil {
 		w.Header().Set("Proxy-Authenticate", `Basic realm="patchbay"`)
-		if p.strangers.Allow() { // nobody fills the log from outside
+		asked := len(r.Header["Proxy-Authorization"]) > 0 // clients that were not challenged yet say nothing
+		if asked && p.strangers.Allow() { // nobody fills the log from outside
 			p.note(c.who, &plane.EgressRecord{Host: short(r.Host), Method: short(r.Method), State: plane.EgressDenied, Reason: plane.Public(err).Message})
 		}
 		refuse(w, http.StatusProxyAuthRequired, err)
@@ -161,7 +186,7 @@ func (p *Proxy) front(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !r.URL.IsAbs() || r.URL.Scheme != "http" {
-		refuse(w, http.StatusBadRequest, plane.Errorf(plane.InvalidInput, "This is a forward proxy; set it as HTTPS_PROXY."))
+		p.deny(w, r, c.who, r.Host, 0, plane.Errorf(plane.InvalidInput, "This is a forward proxy: https goes by CONNECT.").Then("Set its address as HTTPS_PROXY."))
 		return
 	}
 	host, port, err := target(r.URL.Host, 80)
@@ -172,7 +197,24 @@ func (p *Proxy) front(w http.ResponseWriter, r *http.Request) {
 		p.deny(w, r, c.who, r.URL.Host, 80, err)
 		return
 	}
-	p.forward(w, r, c, "http", host, port)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	x := &plain{c, cancel}
+	p.mu.Lock()
+	p.plain[x] = struct{}{}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.plain, x)
+	}()
+	p.forward(w, r.WithContext(ctx), c, "http", host, port)
+}
+
+// plain is a request by plain http that is under way; its token may be revoked meanwhile.
+type plain struct {
+	caller
+	cancel context.CancelFunc
 }
 
 // target reads host:port as it is dialled and compared: lower case, no trailing dot, an
@@ -226,8 +268,8 @@ func (p *Proxy) connect(w http.ResponseWriter, r *http.Request, c caller) {
 		return
 	}
 	t := &tunnel{caller: c, host: host, port: port}
-	if !p.enter(t) {
-		p.deny(w, r, c.who, host, port, plane.Errorf(plane.Limited, "Too many tunnels are open."))
+	if err := p.enter(t); err != nil {
+		p.deny(w, r, c.who, host, port, err)
 		return
 	}
 	raw, rw, err := http.NewResponseController(w).Hijack()
@@ -235,6 +277,9 @@ func (p *Proxy) connect(w http.ResponseWriter, r *http.Request, c caller) {
 		p.leave(t)
 		refuse(w, http.StatusInternalServerError, plane.Errorf(plane.Internal, "The connection cannot be taken over.").Because(err))
 		return
+	}
+	if g, ok := raw.(*headGuard); ok {
+		g.raw() // what follows is TLS
 	}
 	t.Conn, t.p = raw, p
 	if n := rw.Reader.Buffered(); n > 0 { // the client did not wait for the answer
@@ -272,8 +317,15 @@ func (p *Proxy) terminate(t *tunnel, cert *tls.Certificate) {
 		conn.Close()
 		return
 	}
+	var inside net.Conn = conn
+	if conn.ConnectionState().NegotiatedProtocol != "h2" {
+		inside = newHeadGuard(conn, func(err *plane.Error) {
+			t.served.Store(t.begun.Load()) // it is written down here
+			p.note(t.caller.who, &plane.EgressRecord{Host: t.host, Port: t.port, State: plane.EgressDenied, Reason: err.Message})
+		})
+	}
 	select {
-	case p.conns <- conn:
+	case p.conns <- inside:
 	case <-p.life.Done():
 		conn.Close()
 	}
@@ -292,9 +344,9 @@ func (p *Proxy) pass(w http.ResponseWriter, r *http.Request, c caller, g policy.
 		return
 	}
 	t := &tunnel{caller: c, host: g.Host(), port: g.Port(), far: far, p: p}
-	if !p.enter(t) {
+	if err := p.enter(t); err != nil {
 		far.Close()
-		p.deny(w, r, c.who, g.Host(), g.Port(), plane.Errorf(plane.Limited, "Too many tunnels are open."))
+		p.deny(w, r, c.who, g.Host(), g.Port(), err)
 		return
 	}
 	raw, rw, err := http.NewResponseController(w).Hijack()
@@ -302,6 +354,9 @@ func (p *Proxy) pass(w http.ResponseWriter, r *http.Request, c caller, g policy.
 		p.leave(t)
 		far.Close()
 		return
+	}
+	if g, ok := raw.(*headGuard); ok {
+		g.raw()
 	}
 	t.Conn = raw
 	defer t.Close()
@@ -314,33 +369,17 @@ func (p *Proxy) pass(w http.ResponseWriter, r *http.Request, c caller, g policy.
 	}
 	done := make(chan int64, 1)
 	go func() {
-		n, _ := io.Copy(far, rw.Reader) // how it ended shows in what was copied
+		n := p.carry(far, rw.Reader, raw)
 		if c, ok := far.(interface{ CloseWrite() error }); ok {
 			c.CloseWrite()
 		}
 		done <- n
 	}()
-	e.Received, _ = io.Copy(raw, far)
+	e.Received = p.carry(t, far, far)
 	raw.Close()
 	e.Sent = <-done
 	e.State = plane.EgressSucceeded
 	p.settle(e)
-}
-
-func (p *Proxy) enter(t *tunnel) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.tunnels) >= maxTunnels || p.life.Err() != nil {
-		return false
-	}
-	p.tunnels[t] = struct{}{}
-	return true
-}
-
-func (p *Proxy) leave(t *tunnel) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.tunnels, t)
 }
 
 // watch ends the tunnels of tokens that are no longer good.
@@ -360,90 +399,31 @@ func (p *Proxy) watch() {
 				open = append(open, t)
 			}
 		}
+		var requests []*plain
+		for x := range p.plain {
+			if !x.token.Empty() {
+				requests = append(requests, x)
+			}
+		}
 		p.mu.Unlock()
+		for _, x := range requests {
+			if p.revoked(x.caller) {
+				x.cancel()
+			}
+		}
 		for _, t := range open {
-			ctx, cancel := context.WithTimeout(p.life, tokenEvery)
-			_, err := p.o.Who(ctx, t.caller.token)
-			cancel()
-			if plane.KindOf(err) == plane.Unauthenticated {
+			if p.revoked(t.caller) {
 				t.Close()
 			}
 		}
 	}
 }
 
-// tunnel is a client's connection to one host.
-type tunnel struct {
-	net.Conn
-	p      *Proxy
-	caller caller
-	host   string
-	port   int
-	far    net.Conn // of one that is passed through
-	early  []byte
-	wrong  error
-	once   sync.Once
-
-	begun, served atomic.Int64 // requests of HTTP/1.1: begun, and understood
-}
-
-type tunnelKey struct{}
-
-// tunnelOf finds the tunnel under a TLS connection.
-func tunnelOf(c net.Conn) *tunnel {
-	if tc, ok := c.(*tls.Conn); ok {
-		t, _ := tc.NetConn().(*tunnel)
-		return t
-	}
-	return nil
-}
-
-// Read gives what came with the CONNECT first.
-func (t *tunnel) Read(b []byte) (int, error) {
-	if len(t.early) > 0 {
-		n := copy(b, t.early)
-		t.early = t.early[n:]
-		return n, nil
-	}
-	return t.Conn.Read(b)
-}
-
-// Write gives up on a client that does not read.
-func (t *tunnel) Write(b []byte) (int, error) {
-	if err := t.Conn.SetWriteDeadline(time.Now().Add(writeStall)); err != nil {
-		return 0, err
-	}
-	return t.Conn.Write(b)
-}
-
-// Close ends both sides.
-func (t *tunnel) Close() error {
-	var err error
-	t.once.Do(func() {
-		t.p.leave(t)
-		if t.far != nil {
-			t.far.Close()
-		}
-		err = t.Conn.Close()
-	})
-	return err
-}
-
-// unreadable writes down requests that are no HTTP: net/http refuses them by itself.
-func (p *Proxy) unreadable(c net.Conn, s http.ConnState) {
-	t := tunnelOf(c)
-	tc, ok := c.(*tls.Conn)
-	if t == nil || !ok || tc.ConnectionState().NegotiatedProtocol == "h2" {
-		return
-	}
-	switch s {
-	case http.StateActive:
-		t.begun.Add(1)
-	case http.StateClosed:
-		if t.begun.Load() > t.served.Load() {
-			p.note(t.caller.who, &plane.EgressRecord{Host: t.host, Port: t.port, State: plane.EgressDenied, Reason: "The request cannot be read as HTTP."})
-		}
-	}
+func (p *Proxy) revoked(c caller) bool {
+	ctx, cancel := context.WithTimeout(p.life, tokenEvery)
+	defer cancel()
+	_, err := p.o.Who(ctx, c.token)
+	return plane.KindOf(err) == plane.Unauthenticated
 }
 
 // refuse answers a client, in words.

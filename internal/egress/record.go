@@ -2,6 +2,8 @@ package egress
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 
@@ -18,6 +20,11 @@ func (p *Proxy) deny(w http.ResponseWriter, r *http.Request, who plane.Principal
 	path := ""
 	if r.Method != http.MethodConnect && r.URL != nil {
 		path = short(r.URL.Path)
+	}
+	if h, ps, err := net.SplitHostPort(host); err == nil { // as it was asked for, where it could not be read
+		if n, err := strconv.ParseUint(ps, 10, 16); err == nil {
+			host, port = h, int(n)
+		}
 	}
 	p.note(who, &plane.EgressRecord{Host: short(host), Port: port, Method: short(r.Method), Path: path, State: plane.EgressDenied, Reason: e.Message})
 	refuse(w, status, err)
@@ -64,7 +71,24 @@ func (p *Proxy) later(e *plane.EgressRecord) {
 }
 
 // note writes a request down that was not sent.
+//
+// Of one who is refused without end some are counted instead.
 func (p *Proxy) note(who plane.Principal, e *plane.EgressRecord) {
+	if who.ID != "" && e.State == plane.EgressDenied {
+		c := caller{who: who}
+		p.mu.Lock()
+		h := p.held(c.key())
+		if !h.refusals.Allow() {
+			h.left++
+			p.mu.Unlock()
+			return
+		}
+		if h.left > 0 {
+			e.Reason += fmt.Sprintf(" (%d more were refused before it and are not written down)", h.left)
+			h.left = 0
+		}
+		p.mu.Unlock()
+	}
 	p.stamp(who, e)
 	p.later(e)
 }

@@ -5,6 +5,10 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"patchbay/internal/plane"
 	"patchbay/internal/secret"
@@ -17,23 +21,100 @@ type caller struct {
 	only  string      // the one destination that it may use; empty for any
 }
 
+// key tells callers apart, for what each may hold.
+func (c *caller) key() string {
+	return string(c.who.Kind) + " " + c.who.ID + " " + c.who.Agent + " " + c.who.Team
+}
+
+// held is what one caller holds, and how fast its refusals are written down.
+type held struct {
+	tunnels  int
+	refusals *rate.Limiter
+	left     int // refusals that were not written down since the last one that was
+}
+
+// held is a caller's. The lock is held.
+func (p *Proxy) held(key string) *held {
+	h, ok := p.callers[key]
+	if !ok {
+		if len(p.callers) >= maxCallers {
+			for k, old := range p.callers {
+				if old.tunnels == 0 {
+					delete(p.callers, k)
+				}
+			}
+		}
+		h = &held{refusals: rate.NewLimiter(20, 200)}
+		p.callers[key] = h
+	}
+	return h
+}
+
 // insider is a connection by a listener that one caller alone can reach.
 type insider struct {
 	net.Conn
-	c *caller
+	c    *caller
+	once sync.Once
+	slot chan struct{}
+}
+
+// Close gives its place to another.
+func (c *insider) Close() error {
+	c.once.Do(func() { <-c.slot })
+	return c.Conn.Close()
 }
 
 type insiders struct {
 	net.Listener
-	c *caller
+	c     *caller
+	slots chan struct{}
 }
 
+// Accept waits while too many are open.
 func (l insiders) Accept() (net.Conn, error) {
+	l.slots <- struct{}{}
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &insider{Conn: conn, c: l.c, slot: l.slots}, nil
+}
+
+// guarded looks at the heads of what a listener accepts, and gives up on clients that do
+// not read.
+type guarded struct {
+	net.Listener
+	p *Proxy
+}
+
+func (l guarded) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return insider{conn, l.c}, nil
+	who := plane.Principal{}
+	if in, ok := conn.(*insider); ok {
+		who = in.c.who
+	} else {
+		conn = patient{conn}
+	}
+	return newHeadGuard(conn, func(err *plane.Error) {
+		if who.ID != "" || l.p.strangers.Allow() {
+			l.p.note(who, &plane.EgressRecord{State: plane.EgressDenied, Reason: err.Message})
+		}
+	}), nil
+}
+
+// patient gives up on a client that does not read for a while.
+type patient struct{ net.Conn }
+
+// Write sets its own end.
+func (c patient) Write(b []byte) (int, error) {
+	if err := c.Conn.SetWriteDeadline(time.Now().Add(writeStall)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
 }
 
 type callerKey struct{}
@@ -41,7 +122,7 @@ type callerKey struct{}
 // ServeFor takes the clients of a listener, a sandbox's socket, that who alone can reach:
 // they need no token. Only names the one destination they may use.
 func (p *Proxy) ServeFor(l net.Listener, who plane.Principal, only string) error {
-	return p.Serve(insiders{l, &caller{who: who, only: only}})
+	return p.Serve(insiders{l, &caller{who: who, only: only}, make(chan struct{}, maxPerInsider)})
 }
 
 // identify reads the agent token of a client: as a bearer, or as the password of basic,
