@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"path/filepath"
@@ -94,6 +95,17 @@ func (a *App) readRegistry(cfg *Config) {
 	a.declared.mu.Lock()
 	defer a.declared.mu.Unlock()
 	a.declared.files, a.declared.problems = files, problems
+}
+
+// leftOut names the registry's files that cannot be used, and why.
+func (a *App) leftOut() string {
+	a.declared.mu.Lock()
+	defer a.declared.mu.Unlock()
+	out := ""
+	for _, p := range a.declared.problems {
+		out += fmt.Sprintf("\nThe registry leaves %s out: %s", p.File, p.What)
+	}
+	return out
 }
 
 // destinations are the built-in ones and config's.

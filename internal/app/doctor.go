@@ -1,15 +1,18 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"strings"
+	"time"
 
 	"patchbay/internal/netguard"
 	"patchbay/internal/plane"
 	"patchbay/internal/policy"
+	"patchbay/internal/registry"
 	"patchbay/internal/sandbox"
 )
 
@@ -18,6 +21,21 @@ type Checked struct {
 	What string
 	Err  error
 	Fine string
+}
+
+// checkedVault asks the vault that config names, where that is somewhere else.
+func (c *Config) checkedVault() error {
+	if c.Vault.Kind != "openbao" {
+		return nil
+	}
+	v, err := c.openBao(nil, func(string, ...any) {})
+	if err != nil {
+		return err
+	}
+	defer v.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return v.Check(ctx)
 }
 
 // checkedSandbox tries the sandbox, and tells which limits are in force. Where config asks
@@ -71,6 +89,16 @@ func CheckConfig(c *Config) []Checked {
 		add("server "+p.Slug, err, p.Endpoint)
 	}
 	out = append(out, c.checkedSandbox())
+	if dir := c.registryDir(); dir != "" {
+		files, problems := registry.Files(dir, c.Placeholder)
+		for _, p := range problems {
+			if c.Placeholder != "" || !strings.Contains(p.What, "must be the placeholder") { // the install's own is in its database
+				add("registry "+p.File, plane.Errorf(plane.InvalidInput, "%s", p.What), "")
+			}
+		}
+		add("registry", nil, fmt.Sprintf("%d servers in %s", len(files), dir))
+	}
+	add("vault", c.checkedVault(), cmp.Or(c.Vault.Kind, "database"))
 	for _, name := range sortedKeys(c.models()) {
 		_, err := c.provider(name)
 		m := c.models()[name]

@@ -59,7 +59,9 @@ func (a *App) openEgress(ctx context.Context) error {
 		l.Close()
 		return err
 	}
+	a.gateMu.Lock()
 	a.egressAt = "http://" + l.Addr().String()
+	a.gateMu.Unlock()
 	go gate.Serve(l)
 	return nil
 }
@@ -73,8 +75,12 @@ func (a *App) gateway(ctx context.Context) (*egress.Proxy, error) {
 		return a.egress, nil
 	}
 	ca, err := egress.OpenCA(ctx, a.store, a.ring, a.o.Clock)
-	if err != nil {
+	if ca == nil {
 		return nil, err
+	}
+	if err != nil { // what else this key did not seal goes on
+		a.o.Notice("The credential gateway looks into no tunnel: %s %s", plane.Public(err).Message, plane.Public(err).Next)
+		a.o.Log.Warn("the credential gateway's authority cannot be used", "err", err)
 	}
 	if a.store.Kind() == "sqlite" { // nobody else holds any
 		if err := a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(time.Second), "") }); err != nil {
@@ -88,7 +94,24 @@ func (a *App) gateway(ctx context.Context) (*egress.Proxy, error) {
 }
 
 // EgressURL is where the credential gateway listens, or "".
-func (a *App) EgressURL() string { return a.egressAt }
+func (a *App) EgressURL() string {
+	a.gateMu.Lock()
+	defer a.gateMu.Unlock()
+	return a.egressAt
+}
+
+// renewedAuthority takes in an authority that another replica put in place.
+func (a *App) renewedAuthority(ctx context.Context) {
+	a.gateMu.Lock()
+	ca := a.ca
+	a.gateMu.Unlock()
+	if ca == nil {
+		return
+	}
+	if err := ca.Reload(ctx); err != nil {
+		a.o.Log.Warn("the credential gateway's authority cannot be read again", "err", err)
+	}
+}
 
 // strandEvery is after how long a request that nobody settled is unknown: none takes so
 // long.
@@ -99,20 +122,36 @@ type authority struct{ a *App }
 
 // Certificate is the authority's, for clients, and until when it is good.
 func (x authority) Certificate() (string, time.Time, error) {
-	if x.a.ca == nil {
+	ca := x.authority()
+	if ca == nil {
 		return "", time.Time{}, plane.Errorf(plane.Unavailable, "The credential gateway is off on this server.").Then("Set egress.listen in patchbay.yaml.")
 	}
-	cert, until := x.a.ca.PEM()
+	cert, until := ca.PEM()
+	if cert == "" {
+		return "", time.Time{}, plane.Errorf(plane.Unavailable, "The gateway's authority does not open: the key that it was sealed with is missing.").Then("patchbay egress ca --renew makes another.")
+	}
 	return cert, until, nil
 }
 
 // Renew puts another authority in place.
 func (x authority) Renew(ctx context.Context, who plane.Principal) error {
-	if _, _, err := x.Certificate(); err != nil {
+	ca := x.authority()
+	if ca == nil {
+		_, _, err := x.Certificate()
 		return err
 	}
-	return x.a.ca.Renew(ctx, who)
+	return ca.Renew(ctx, who)
 }
 
 // URL is where clients send their requests.
-func (x authority) URL() string { return x.a.egressAt }
+func (x authority) URL() string { return x.a.EgressURL() }
+
+// authority is nil where nobody reaches the gateway: a sandbox's socket is no client's.
+func (x authority) authority() *egress.CA {
+	x.a.gateMu.Lock()
+	defer x.a.gateMu.Unlock()
+	if x.a.egressAt == "" {
+		return nil
+	}
+	return x.a.ca
+}

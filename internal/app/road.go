@@ -286,6 +286,7 @@ func (a *App) refreshPolicy(ctx context.Context) error {
 		return err
 	}
 	a.conns.ForgetSecrets()
+	a.renewedAuthority(ctx)
 	old := a.policy.Swap(snap)
 	a.dropChanged(old, snap)
 	a.listsChanged("", true, true)
@@ -317,5 +318,5 @@ func (a *App) reload(ctx context.Context) (string, error) {
 	if path == "" {
 		return "There is no config file; the defaults stand.", nil
 	}
-	return path + " is read again: agents, teams, people, models, pinned connections and egress.allow. Everything else takes a restart.", nil
+	return path + " is read again: agents, teams, people, models, pinned connections, destinations, egress.allow and the registry's files. Everything else takes a restart." + a.leftOut(), nil
 }

@@ -183,7 +183,9 @@ func (a *App) launch(ctx context.Context, g policy.Grant) (upstream.Process, err
 		if err != nil {
 			return nil, err
 		}
+		a.gateMu.Lock()
 		cert, _ := a.ca.PEM()
+		a.gateMu.Unlock()
 		spec.Files = egress.ClientFiles(cert)
 		spec.Env = egress.ClientEnv(sandbox.Inside, sandbox.Proxy, a.token, "")
 		who := plane.Principal{Kind: plane.KindAgent, ID: "server:" + string(conn.ID), Agent: at.Agent, Team: at.Team}

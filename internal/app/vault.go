@@ -3,6 +3,8 @@ package app
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -100,32 +102,43 @@ func (a *App) openVault() error {
 		}
 		a.vault, a.files, a.closeVault = f, f, func() { f.Close() }
 	case "openbao":
-		target, err := hostPort(v.Address)
+		b, err := a.cfg.openBao(a.store, func(format string, args ...any) { a.o.Log.Warn("vault: " + fmt.Sprintf(format, args...)) })
 		if err != nil {
 			return err
 		}
-		l := v.Login
-		login := vault.Login{Kind: l.Kind, RoleID: l.RoleID, Role: l.Role, JWTFile: cmp.Or(l.JWTFile, podToken), Mount: l.Mount}
-		for name, into := range map[string]*secret.Text{l.TokenEnv: &login.Token, l.SecretIDEnv: &login.SecretID} {
-			if name == "" {
-				continue
+		go func() { // what is wrong is better said at the start
+			if err := b.Check(context.Background()); err != nil {
+				a.o.Notice("%s", plane.Public(err).Message)
+				a.o.Log.Warn("the vault cannot be signed in to", "err", err, "cause", errors.Unwrap(err))
 			}
-			value, ok := lookup(name)
-			if !ok || value.Empty() {
-				return plane.Errorf(plane.InvalidInput, "The variable %s, which the vault is signed in to with, is not set.", name).At("vault.login").Then("export " + name + "=…")
-			}
-			*into = value
-		}
-		b, err := vault.NewOpenBao(vault.OpenBaoOptions{Address: v.Address, Transport: netguard.Infra(target), Namespace: v.Namespace, Mount: v.Mount, Prefix: v.Prefix, Login: login, Audit: a.store,
-			Log: func(format string, args ...any) { a.o.Log.Warn("vault: "+format, args...) }})
-		if err != nil {
-			return err
-		}
+		}()
 		a.vault, a.closeVault = vault.NewCached(b, a.o.Clock, good, bad), b.Close
 	default:
 		a.vault = vault.NewDatabase(a.store, a.ring)
 	}
 	return nil
+}
+
+// openBao makes the backend that config names.
+func (c *Config) openBao(audit vault.Writer, log func(string, ...any)) (*vault.OpenBao, error) {
+	v := c.Vault
+	target, err := hostPort(v.Address)
+	if err != nil {
+		return nil, err
+	}
+	l := v.Login
+	login := vault.Login{Kind: l.Kind, RoleID: l.RoleID, Role: l.Role, JWTFile: cmp.Or(l.JWTFile, podToken), Mount: l.Mount}
+	for name, into := range map[string]*secret.Text{l.TokenEnv: &login.Token, l.SecretIDEnv: &login.SecretID} {
+		if name == "" {
+			continue
+		}
+		value, ok := lookup(name)
+		if !ok || value.Empty() {
+			return nil, plane.Errorf(plane.InvalidInput, "The variable %s, which the vault is signed in to with, is not set.", name).At("vault.login").Then("export " + name + "=…")
+		}
+		*into = value
+	}
+	return vault.NewOpenBao(vault.OpenBaoOptions{Address: v.Address, Transport: netguard.Infra(target), Namespace: v.Namespace, Mount: v.Mount, Prefix: v.Prefix, Login: login, Audit: audit, Log: log})
 }
 
 // GitHubAppConfig is an app that makes tokens for teams' repositories.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"patchbay/internal/consent"
@@ -206,6 +207,7 @@ func exportServers(d Deps, who plane.Principal, in *MCPExportInput) (*Exported, 
 		servers["patchbay-"+in.Agent] = server{"http", d.AgentURL(in.Agent), map[string]string{"Authorization": "Bearer " + value("patchbay")}}
 		list = nil
 	}
+	list = slices.DeleteFunc(list, func(a policy.Attached) bool { return a.Stdio() && in.Format != "declarations" }) // they run in a sandbox of ours
 	if in.Format == "declarations" {
 		return &Exported{in.Format, declarationsYAML(list)}, nil
 	}
@@ -232,7 +234,15 @@ func declarationsYAML(list []policy.Attached) string {
 	var docs []string
 	for _, a := range list {
 		var b strings.Builder
-		fmt.Fprintf(&b, "name: %s\ntransport: http\nurl: %q\nauth: %q\n", a.Slug, withoutQuery(a.Endpoint), string(a.Auth))
+		if run := a.Declared.Run; run != nil {
+			args, _ := json.Marshal(run.Args) // strings always marshal
+			fmt.Fprintf(&b, "name: %s\ntransport: stdio\ncommand: %q\nargs: %s\n", a.Slug, run.Command, args)
+			if run.Destination != "" {
+				fmt.Fprintf(&b, "destination: %s\n", run.Destination)
+			}
+		} else {
+			fmt.Fprintf(&b, "name: %s\ntransport: http\nurl: %q\nauth: %q\n", a.Slug, withoutQuery(a.Endpoint), string(a.Auth))
+		}
 		if len(a.Agents) > 0 {
 			fmt.Fprintf(&b, "agents: [%s]\n", strings.Join(a.Agents, ", "))
 		}

@@ -381,6 +381,11 @@ func (o *DestinationsList) Text(w io.Writer, s Style) {
 		rows = append(rows, []string{d.Name, fmt.Sprintf("%s:%d", strings.Join(d.Hosts, ","), d.Port), strings.Join(d.Methods, ","), strings.Join(d.Paths, ","), d.Inject.Kind, d.Secret, strings.Join(d.Needs, ",")})
 	}
 	table(w, s, []string{"NAME", "HOSTS", "METHODS", "PATHS", "INJECT", "SECRET", "NEEDS"}, rows)
+	if s.Terminal {
+		fmt.Fprintf(w, "\nThe placeholder, which stands for a secret: %s\n", o.Placeholder)
+	} else {
+		fmt.Fprintf(w, "placeholder\t%s\n", o.Placeholder)
+	}
 }
 
 // DestinationsSetInput describes a named host.

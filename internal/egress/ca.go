@@ -63,7 +63,8 @@ func AuthorityBind(s plane.Sealed) secret.Bind {
 }
 
 // OpenCA reads the authority, or makes one at the first start. Of several replicas that
-// start together one makes it.
+// start together one makes it. One that does not open is returned with the error: Renew puts
+// another in its place.
 func OpenCA(ctx context.Context, st Authorities, ring *secret.Ring, clock plane.Clock) (*CA, error) {
 	c := &CA{store: st, ring: ring, clock: clock, leaves: map[string]*list.Element{}, order: list.New()}
 	a, err := st.Authority(ctx, authority)
@@ -77,6 +78,21 @@ func OpenCA(ctx context.Context, st Authorities, ring *secret.Ring, clock plane.
 		return nil, err
 	}
 	return c, c.load(a)
+}
+
+// Reload takes in an authority that another replica put in place.
+func (c *CA) Reload(ctx context.Context) error {
+	a, err := c.store.Authority(ctx, authority)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	same := a.Cert == c.pem
+	c.mu.Unlock()
+	if same {
+		return nil
+	}
+	return c.load(a)
 }
 
 // make makes a new authority and stores it.
@@ -154,6 +170,9 @@ func (c *CA) Renew(ctx context.Context, who plane.Principal) error {
 func (c *CA) PEM() (string, time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.cert == nil {
+		return "", time.Time{}
+	}
 	return c.pem, c.cert.NotAfter
 }
 
@@ -162,6 +181,9 @@ func (c *CA) Leaf(host string) (*tls.Certificate, error) {
 	now := c.clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.cert == nil {
+		return nil, plane.Errorf(plane.Unavailable, "The gateway's authority does not open.").Then("patchbay egress ca --renew, then give clients the new certificate.")
+	}
 	if !now.Before(c.cert.NotAfter) {
 		return nil, plane.Errorf(plane.Unavailable, "The gateway's authority has expired.").Then("patchbay egress ca --renew, then give clients the new certificate.")
 	}

@@ -174,7 +174,7 @@ func (p *Proxy) front(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		w.Header().Set("Proxy-Authenticate", `Basic realm="patchbay"`)
 		asked := len(r.Header["Proxy-Authorization"]) > 0 // clients that were not challenged yet say nothing
-		if asked && p.strangers.Allow() { // nobody fills the log from outside
+		if asked && p.strangers.Allow() {                 // nobody fills the log from outside
 			p.note(c.who, &plane.EgressRecord{Host: short(r.Host), Method: short(r.Method), State: plane.EgressDenied, Reason: plane.Public(err).Message})
 		}
 		refuse(w, http.StatusProxyAuthRequired, err)

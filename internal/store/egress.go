@@ -88,6 +88,8 @@ func (s *Store) PutAuthority(t plane.Tx, a *plane.Authority, renew bool) error {
 	if renew {
 		q = `INSERT INTO authorities (name, cert, blob, at) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET cert = excluded.cert, blob = excluded.blob, at = excluded.at`
 	}
-	_, err := x.exec(q, a.Name, a.Cert, a.Blob, plane.Micros(x.now))
-	return err
+	if _, err := x.exec(q, a.Name, a.Cert, a.Blob, plane.Micros(x.now)); err != nil || !renew {
+		return err
+	}
+	return s.touchConnections(t) // the other replicas take it in
 }

@@ -2,14 +2,17 @@ package vault
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/openbao/openbao/api/v2"
@@ -106,6 +109,28 @@ func (b *OpenBao) Close() {
 // down names an outage. The backend's words go to the log, not to people.
 func (b *OpenBao) down(n Name, err error) *plane.Error {
 	return plane.Errorf(plane.Unavailable, "The secret %s cannot be read: the vault at %s does not answer.", n, b.o.Address).Then("Look at the vault, then try again; nothing was changed.").Because(err)
+}
+
+// because says in a few words of ours why a backend gave no answer.
+func because(err error) string {
+	var r *api.ResponseError
+	var d *net.DNSError
+	var c *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &r):
+		return fmt.Sprintf("it answers %d", r.StatusCode)
+	case errors.As(err, &d):
+		return "no host is called that"
+	case errors.As(err, &c):
+		return "its certificate is not trusted"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "nothing listens there"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "it does not answer in time"
+	case errors.Is(err, os.ErrNotExist):
+		return "the file of the service account's token is not there"
+	}
+	return "the exchange with it broke"
 }
 
 // denied reports an answer that means: sign in anew, or not at all.
@@ -362,7 +387,7 @@ func (b *OpenBao) Put(ctx context.Context, n Name, value secret.Text, _ string, 
 		return err
 	})
 	if err != nil {
-		return plane.Errorf(plane.Unavailable, "The secret %s cannot be written: the vault at %s does not take it.", n, b.o.Address).Because(err)
+		return plane.Errorf(plane.Unavailable, "The secret %s cannot be written: the vault at %s does not take it, %s.", n, b.o.Address, because(err)).Then("patchbay doctor looks at the vault.").Because(err)
 	}
 	return nil
 }
@@ -384,7 +409,7 @@ func (b *OpenBao) Drop(ctx context.Context, n Name, audit Audit) error {
 // Check signs in.
 func (b *OpenBao) Check(ctx context.Context) error {
 	if _, err := b.signIn(ctx, 0); err != nil {
-		return plane.Errorf(plane.Unavailable, "The vault at %s cannot be signed in to.", b.o.Address).At("vault").Because(err)
+		return plane.Errorf(plane.Unavailable, "The vault at %s cannot be signed in to: %s.", b.o.Address, because(err)).At("vault").Then("Look at its address and at vault.login in patchbay.yaml.").Because(err)
 	}
 	return nil
 }

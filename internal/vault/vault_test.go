@@ -352,6 +352,11 @@ func TestOpenBaoSignsIn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOpenBaoIsAskedFairly: a refusal is told apart from a sign-in that is over, and absence
+// from an outage.
+func TestOpenBaoIsAskedFairly(t *testing.T) {
 	t.Run("a path that its policy does not admit", func(t *testing.T) {
 		b := newBench(t)
 		v := b.bao(t, appRole, time.Hour, 0)

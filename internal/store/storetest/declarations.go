@@ -170,3 +170,63 @@ func mirrorKeeps(t *testing.T, s *store.Store, clock *Clock) {
 		t.Errorf("%d %v", n, err)
 	}
 }
+
+// egressKeeps holds the gateway's records and its authority.
+func egressKeeps(t *testing.T, s *store.Store, clock *Clock) {
+	ctx := context.Background()
+	add := func(agent, host string, state plane.EgressState, owner string) *plane.EgressRecord {
+		clock.Pass(time.Second)
+		e := &plane.EgressRecord{ID: plane.NewEgressID(clock.Now()), At: clock.Now(), Agent: agent, Team: "payments", Principal: "ada", Host: host, Port: 443, Method: "POST", Path: "/x", State: state, Owner: owner}
+		write(t, s, func(tx plane.Tx) error { return s.AddEgress(tx, e) })
+		return e
+	}
+	list := func(f plane.EgressFilter) []plane.EgressRecord {
+		t.Helper()
+		f.Limit = 100
+		out, err := s.Egress(ctx, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	a, b := add("general", "a.example.com", plane.EgressDispatched, "one"), add("coding", "b.example.com", plane.EgressDispatched, "two")
+	add("general", "c.example.com", plane.EgressDenied, "")
+	a.State, a.Status, a.Sent, a.Received, a.DoneAt = plane.EgressSucceeded, 200, 3, 4, clock.Now()
+	write(t, s, func(tx plane.Tx) error { return s.SettleEgress(tx, a) })
+	late := *a
+	late.State = plane.EgressFailed
+	write(t, s, func(tx plane.Tx) error { return s.SettleEgress(tx, &late) }) // it has ended already
+	if got := list(plane.EgressFilter{Host: "a.example.com"}); len(got) != 1 || got[0].State != plane.EgressSucceeded || got[0].Status != 200 || got[0].Sent != 3 || got[0].Received != 4 || got[0].Team != "payments" {
+		t.Errorf("%+v", got)
+	}
+	if got := list(plane.EgressFilter{Agent: "general"}); len(got) != 2 || got[0].Host != "c.example.com" {
+		t.Errorf("%+v", got)
+	}
+	if got := list(plane.EgressFilter{Before: b.ID}); len(got) != 1 || got[0].ID != a.ID {
+		t.Errorf("%+v", got)
+	}
+	write(t, s, func(tx plane.Tx) error { return s.StrandEgress(tx, clock.Now().Add(time.Second), "three") })
+	if got := list(plane.EgressFilter{State: plane.EgressUnknown}); len(got) != 0 {
+		t.Errorf("another process's was stranded: %+v", got)
+	}
+	write(t, s, func(tx plane.Tx) error { return s.StrandEgress(tx, clock.Now().Add(time.Second), "two") })
+	if got := list(plane.EgressFilter{State: plane.EgressUnknown}); len(got) != 1 || got[0].ID != b.ID || got[0].DoneAt.IsZero() {
+		t.Errorf("%+v", got)
+	}
+	_, err := s.Authority(ctx, "egress")
+	wantKind(t, err, plane.NotFound)
+	put := func(cert string, renew bool) {
+		write(t, s, func(tx plane.Tx) error {
+			return s.PutAuthority(tx, &plane.Authority{Name: "egress", Cert: cert, Blob: []byte("sealed " + cert)}, renew)
+		})
+	}
+	put("first", false)
+	put("another that came too late", false)
+	if got, err := s.Authority(ctx, "egress"); err != nil || got.Cert != "first" {
+		t.Errorf("%+v %v", got, err)
+	}
+	put("second", true)
+	if got, err := s.Authority(ctx, "egress"); err != nil || got.Cert != "second" || string(got.Blob) != "sealed second" {
+		t.Errorf("%+v %v", got, err)
+	}
+}

@@ -72,6 +72,7 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"declarations move", declarationsMove},
 		{"settings, destinations, secrets and repositories keep", settingsKeep},
 		{"a mirror keeps", mirrorKeeps},
+		{"the gateway keeps", egressKeeps},
 		{"records are swept", recordsAreSwept},
 	} {
 		t.Run(c.name, func(t *testing.T) {
