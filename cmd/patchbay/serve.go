@@ -65,6 +65,9 @@ func (c *serveCmd) greet(e *env, a *app.App) {
 	if link := a.SignInLink(); link != "" {
 		fmt.Fprintf(&b, "Sign a browser in as the local admin, once: %s\n", link)
 	}
+	if at := a.EgressURL(); at != "" {
+		fmt.Fprintf(&b, "The credential gateway is on %s (docs/egress.md).\n", at)
+	}
 	for _, l := range a.Opens() {
 		fmt.Fprintf(&b, "egress.allow opens %s.\n", l)
 	}

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"patchbay/internal/command"
+	"patchbay/internal/egress"
 )
 
 const outSecret = "s3cr3t-of-the-api/9+x"
@@ -343,17 +344,23 @@ func TestEveryWayOfInjection(t *testing.T) {
 // sets for them.
 func TestRealClients(t *testing.T) {
 	o := newOutward(t, "{kind: bearer}", "")
-	env := append(os.Environ(), "HTTPS_PROXY="+o.proxy, "https_proxy="+o.proxy, "NO_PROXY=", "no_proxy=", "SSL_CERT_FILE="+o.ca, "CURL_CA_BUNDLE="+o.ca, "GIT_SSL_CAINFO="+o.ca, "NODE_EXTRA_CA_CERTS="+o.ca, "REQUESTS_CA_BUNDLE="+o.ca, "PLACEHOLDER="+o.placeholder)
-	at := "https://" + o.host
-	preload, err := filepath.Abs("../../internal/egress/node-preload.cjs")
+	ca, err := os.ReadFile(o.ca)
 	if err != nil {
 		t.Fatal(err)
 	}
+	dir := t.TempDir()
+	for name, text := range egress.ClientFiles(string(ca)) {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := append(append(os.Environ(), egress.ClientEnv(dir, o.proxy, o.placeholder, "")...), "NO_PROXY=", "no_proxy=", "PLACEHOLDER="+o.placeholder)
+	at := "https://" + o.host
 	for what, args := range map[string][]string{
 		"curl":           {"curl", "-sS", "-H", "Authorization: Bearer " + o.placeholder, at + "/hello"},
 		"curl, HTTP/1.1": {"curl", "-sS", "--http1.1", "-H", "Authorization: Bearer " + o.placeholder, at + "/hello"},
-		"Node's fetch":   {"node", "--require", preload, "-e", "fetch('" + at + "/hello',{headers:{Authorization:'Bearer '+process.env.PLACEHOLDER}}).then(r=>r.text()).then(console.log)"},
-		"Node's https":   {"node", "--require", preload, "-e", "require('https').get('" + at + "/hello',{headers:{Authorization:'Bearer '+process.env.PLACEHOLDER}},r=>r.pipe(process.stdout))"},
+		"Node's fetch":   {"node", "-e", "fetch('" + at + "/hello',{headers:{Authorization:'Bearer '+process.env.PLACEHOLDER}}).then(r=>r.text()).then(console.log)"},
+		"Node's https":   {"node", "-e", "require('https').get('" + at + "/hello',{headers:{Authorization:'Bearer '+process.env.PLACEHOLDER}},r=>r.pipe(process.stdout))"},
 		"Python":         {"python3", "-c", "import os,urllib.request as u; r=u.Request('" + at + "/hello',headers={'Authorization':'Bearer '+os.environ['PLACEHOLDER']}); print(u.urlopen(r).read().decode())"},
 	} {
 		cmd := exec.Command(args[0], args[1:]...)

@@ -292,3 +292,37 @@ egress:
 		t.Errorf("for no team: %d %s", status, body)
 	}
 }
+
+// TestAConnectionSignsADestinationIn: plain requests of an agent carry a connection's
+// credential, where a destination names it; a refusal of the far end is read anew and not
+// taken for the connection's end.
+func TestAConnectionSignsADestinationIn(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("look", ""))
+	m.RequireToken(outSecret)
+	t.Setenv("UP_TOKEN", outSecret)
+	o := reaching(t, fmt.Sprintf("org: {connections: {up: {url: %q, auth: bearer, token_env: UP_TOKEN}}}\nagents: {general: {destinations: [api]}}\negress:\n  listen: 127.0.0.1:0\n  allow: [{to: %q, for: [up]}, {to: \"127.0.0.1:%%PORT%%\", for: [api]}]\n", m.Endpoint(), m.URL), "", nil)
+	port := strings.TrimPrefix(o.host, "127.0.0.1:")
+	in := command.DestinationsSetInput{Name: "api", Hosts: []string{"127.0.0.1"}, Inject: "bearer", Secret: "connection:" + o.row("up").ID}
+	if _, err := fmt.Sscan(port, &in.Port); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.do("destinations.set", in, &command.Changed{}); err != nil {
+		t.Fatal(err)
+	}
+	if status, body, _ := o.sends(t, o.client(t, true), "GET", "/plain", "", nil); status != 200 || strings.Contains(body, outSecret) {
+		t.Errorf("%d %s", status, body)
+	}
+	if _, auth := o.far.requests(); auth != "Bearer "+outSecret {
+		t.Errorf("the far end got %q", auth)
+	}
+	o.far.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+	if status, _, _ := o.sends(t, o.client(t, true), "GET", "/plain", "", nil); status != http.StatusUnauthorized {
+		t.Errorf("%d", status)
+	}
+	if row := o.row("up"); row.State != string(plane.StateConnected) {
+		t.Errorf("a request of the agent's own signed the connection out: %+v", row)
+	}
+	if out, err := o.callTool("up", "look"); err != nil || out.State != string(plane.CallSucceeded) {
+		t.Errorf("%+v %v", out, err)
+	}
+}
