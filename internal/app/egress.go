@@ -113,7 +113,7 @@ func (a *App) renewedAuthority(ctx context.Context) {
 	}
 }
 
-// strandEvery is after how long a request that nobody settled is unknown: none takes so
+// strandEvery is after how long a request that nobody settled is unknown: what lasts longer
 // long.
 const strandEvery = 24 * time.Hour
 

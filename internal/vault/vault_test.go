@@ -307,9 +307,13 @@ func TestFilesAreSealedAnew(t *testing.T) {
 // TestOpenBaoSignsIn: one sign-in serves many questions, its lease is renewed, and where
 // that ends, or the token is taken back, there is another.
 func TestOpenBaoSignsIn(t *testing.T) {
-	jwt := filepath.Join(t.TempDir(), "token")
-	for name, login := range map[string]vault.Login{"approle": appRole, "kubernetes": {Kind: "kubernetes", Role: fake.KVRole, JWTFile: jwt}, "token": {Kind: "token", Token: secret.New(fake.KVToken)}} {
+	for name, login := range map[string]vault.Login{"approle": appRole, "kubernetes": {Kind: "kubernetes", Role: fake.KVRole}, "token": {Kind: "token", Token: secret.New(fake.KVToken)}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			jwt := filepath.Join(t.TempDir(), "token")
+			if login.Kind == "kubernetes" {
+				login.JWTFile = jwt
+			}
 			if err := os.WriteFile(jwt, []byte("jwt-1\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -409,6 +413,7 @@ func TestOpenBaoIsAskedFairly(t *testing.T) {
 		}
 	})
 	t.Run("its last end", func(t *testing.T) {
+		t.Parallel()
 		b := newBench(t)
 		v := b.bao(t, appRole, 2*time.Second, 3*time.Second)
 		b.kv.Set("patchbay/_org/x", map[string]any{"value": "there"})
