@@ -117,7 +117,7 @@ func TestNoWayRoundTheGateway(t *testing.T) {
 			unknown++ // the gateway's own port could not read it: nobody is known
 		}
 	}
-	if unknown > 20 {
+	if unknown > 8 || len(list)-unknown < 60 {
 		t.Errorf("%d attempts were not understood", unknown)
 	}
 	for _, r := range o.log(t, len(list)-unknown) {
@@ -125,7 +125,7 @@ func TestNoWayRoundTheGateway(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	t.Logf("%d attempts", len(list))
+	t.Logf("%d attempts, %d of them not understood", len(list), unknown)
 }
 
 // dials the gateway, byte by byte.

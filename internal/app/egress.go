@@ -83,13 +83,13 @@ func (a *App) gateway(ctx context.Context) (*egress.Proxy, error) {
 		a.o.Log.Warn("the credential gateway's authority cannot be used", "err", err)
 	}
 	if a.store.Kind() == "sqlite" { // nobody else holds any
-		if err := a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(time.Second), "") }); err != nil {
+		if err := a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(time.Second)) }); err != nil {
 			return nil, err
 		}
 	}
 	a.ca = ca
 	a.egress = egress.New(egress.Options{CA: a.ca, Policy: a.policy.Load, Lender: a.conns, Who: a.auth.Token, Transport: a.guard.Untrusted, Dial: a.guard.DialFor, Records: a.store,
-		Placeholder: a.token, Clock: a.o.Clock, Log: a.o.Log, Owner: a.peers.name})
+		Placeholder: a.token, Clock: a.o.Clock, Log: a.o.Log, Owner: a.ledger.Owner})
 	return a.egress, nil
 }
 
@@ -113,8 +113,7 @@ func (a *App) renewedAuthority(ctx context.Context) {
 	}
 }
 
-// strandEvery is after how long a request that nobody settled is unknown: what lasts longer
-// long.
+// strandEvery is after how long a request that nobody settled is unknown, whoever holds it.
 const strandEvery = 24 * time.Hour
 
 // authority is the gateway's, for commands.

@@ -69,14 +69,14 @@ func (c *Config) lane() string {
 	return host
 }
 
-// forget sweeps what is older than its retention, and what a replica that is gone left
-// under way in the credential gateway.
+// strand makes unknown what a replica that is gone left under way in the credential gateway.
+func (a *App) strand(ctx context.Context) error {
+	return a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(-strandEvery)) })
+}
+
+// forget sweeps what is older than its retention.
 func (a *App) forget(ctx context.Context) error {
 	now := a.o.Clock.Now()
-	err := a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, now.Add(-strandEvery), "") })
-	if err != nil {
-		return err
-	}
 	r := a.cfg.Retention
 	for _, s := range []struct {
 		age  time.Duration

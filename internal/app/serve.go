@@ -111,6 +111,11 @@ func (a *App) maintain(ctx context.Context) {
 			a.o.Log.Warn("the audit could not be sealed", "err", err)
 		}
 	})
+	every(time.Minute, func() {
+		if err := a.strand(ctx); err != nil && ctx.Err() == nil {
+			a.o.Log.Warn("the credential gateway's requests that nobody holds could not be ended", "err", err)
+		}
+	})
 	every(time.Hour, func() {
 		if err := a.forget(ctx); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("what is too old could not be forgotten", "err", err)

@@ -28,12 +28,13 @@ func (s *Store) SettleEgress(t plane.Tx, e *plane.EgressRecord) error {
 	return err
 }
 
-// StrandEgress makes unknown what was dispatched before a time and nobody settled; with an
-// owner, only what that process held.
-func (s *Store) StrandEgress(t plane.Tx, before time.Time, owner string) error {
+// StrandEgress makes unknown what nobody settles any more: dispatched before a time, or by a
+// process whose lease is over.
+func (s *Store) StrandEgress(t plane.Tx, before time.Time) error {
 	x := own(t)
-	_, err := x.exec(`UPDATE egress_requests SET state = 'unknown', done_at = ?, reason = 'Patchbay ended while the request was under way' WHERE state = 'dispatched' AND at < ? AND (? = '' OR owner = ?)`,
-		plane.Micros(x.now), plane.Micros(before), owner, owner)
+	_, err := x.exec(`UPDATE egress_requests SET state = 'unknown', done_at = ?, reason = 'Patchbay ended while the request was under way' WHERE state = 'dispatched'
+		AND (at < ? OR owner <> '' AND NOT EXISTS (SELECT 1 FROM leases WHERE name = 'process/' || egress_requests.owner AND until >= ?))`,
+		plane.Micros(x.now), plane.Micros(before), plane.Micros(x.now))
 	return err
 }
 

@@ -76,10 +76,10 @@ func (b *browser) open(url string) {
 	b.do("open "+url, chromedp.Navigate(url))
 }
 
-// press presses the one button of a form.
-func (b *browser) press(what string) {
+// press presses the button of that name, what only a screen reader hears included.
+func (b *browser) press(name string) {
 	b.t.Helper()
-	b.do("press "+what, chromedp.Click(chromedp.CSS("form button")))
+	b.do("press "+name, chromedp.Click(chromedp.Search(`//main//button[normalize-space()="`+name+`"]`)))
 }
 
 // until waits for a title.

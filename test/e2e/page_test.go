@@ -36,7 +36,7 @@ func TestSignInAndDecideOnAPage(t *testing.T) {
 	b.press("Read it again")
 	b.says("It was read just now")
 	text := b.text()
-	for _, want := range []string{"look held: text, new_url, instruction", "wait for a person; 1 do now", "It was read just now", "Let look in"} {
+	for _, want := range []string{"text, new_url, instruction", "held", "https://evil.example/x", "It was read just now"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q:\n%s", want, text)
 		}
@@ -46,9 +46,9 @@ func TestSignInAndDecideOnAPage(t *testing.T) {
 			t.Log(err)
 		}
 	}
-	b.do("let it in", chromedp.Click(chromedp.CSS("article form button.btn--main")))
+	b.press("Let it in: look")
 	b.says("look is let in.")
-	if text := b.text(); !strings.Contains(text, "look is let in.") || strings.Contains(text, "held:") {
+	if text := b.text(); strings.Contains(text, "held:") {
 		t.Errorf("after it was let in:\n%s", text)
 	}
 	if out := d.must("mcp", "call", "up", "look", "-a", "x=1"); !strings.Contains(out, `"x":"1"`) {

@@ -205,11 +205,21 @@ func egressKeeps(t *testing.T, s *store.Store, clock *Clock) {
 	if got := list(plane.EgressFilter{Before: b.ID}); len(got) != 1 || got[0].ID != a.ID {
 		t.Errorf("%+v", got)
 	}
-	write(t, s, func(tx plane.Tx) error { return s.StrandEgress(tx, clock.Now().Add(time.Second), "three") })
-	if got := list(plane.EgressFilter{State: plane.EgressUnknown}); len(got) != 0 {
-		t.Errorf("another process's was stranded: %+v", got)
+	strand := func() {
+		write(t, s, func(tx plane.Tx) error { return s.StrandEgress(tx, clock.Now().Add(-time.Hour)) })
 	}
-	write(t, s, func(tx plane.Tx) error { return s.StrandEgress(tx, clock.Now().Add(time.Second), "two") })
+	lease := func(owner string, until time.Time) {
+		if _, err := s.TakeLease(ctx, "process/"+owner, owner, until); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lease("two", clock.Now().Add(time.Minute))
+	strand()
+	if got := list(plane.EgressFilter{State: plane.EgressUnknown}); len(got) != 0 {
+		t.Errorf("what a process holds was stranded: %+v", got)
+	}
+	lease("two", clock.Now().Add(-time.Second))
+	strand()
 	if got := list(plane.EgressFilter{State: plane.EgressUnknown}); len(got) != 1 || got[0].ID != b.ID || got[0].DoneAt.IsZero() {
 		t.Errorf("%+v", got)
 	}
