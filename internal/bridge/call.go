@@ -409,7 +409,7 @@ func (s *Session) refuse(ctx context.Context, in In, call *plane.Call, text, fau
 		out.Call = nil
 		return out, nil
 	}
-	return out, s.settle(ctx, in, out, call, plane.Ending{NothingSent: true, Detail: text})
+	return out, s.settle(ctx, in, out, call, plane.Ending{NothingSent: true, Detail: text, Kind: plane.Forbidden})
 }
 
 // failureText is what a model is told of a call that was sent and not answered

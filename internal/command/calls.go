@@ -31,6 +31,7 @@ type CallsListInput struct {
 	Server  string `json:"server,omitempty" help:"Of one server." predictor:"server"`
 	Run     string `json:"run,omitempty" help:"Of one run, or of a client's session."`
 	Limit   int    `json:"limit,omitempty" help:"How many." default:"50"`
+	Before  string `json:"before,omitempty" help:"Older than this one, by id."`
 }
 
 // CallsList is calls, newest first.
@@ -151,7 +152,7 @@ const (
 )
 
 func listCalls(ctx context.Context, d Deps, who plane.Principal, in *CallsListInput) (*CallsList, error) {
-	f := plane.CallFilter{Agent: in.Agent, Server: in.Server, Limit: callsPage}
+	f := plane.CallFilter{Agent: in.Agent, Server: in.Server, Before: plane.CallID(in.Before), Limit: callsPage}
 	if in.Unknown {
 		f.State = string(plane.CallUnknown)
 	}
@@ -202,7 +203,7 @@ func callOf(ctx context.Context, d Deps, who plane.Principal, id string) (plane.
 func callRow(c plane.Call, attempts []plane.Attempt) CallRow {
 	row := CallRow{ID: string(c.ID), Run: string(c.Run), Agent: c.Agent, Principal: c.Principal, Tool: c.Tool, Server: c.Server, Class: string(c.Class), State: string(c.State), Reason: c.Reason,
 		PlannedAt: c.PlannedAt, DoneAt: c.DoneAt, Bytes: c.Bytes, Replaces: string(c.Replaces), ResolvedBy: c.ResolvedBy, Note: c.Note, Attempts: []Attempt{},
-		ArgumentsDigest: c.ArgsDigest, ResultDigest: c.Result, Target: c.Target, Approval: string(c.Approval), Evidence: string(c.Evidence)}
+		ArgumentsDigest: c.ArgsDigest, ResultDigest: c.Result, Target: c.Target, Origin: string(c.Origin), Upstream: mean(c.Upstream, 1), Approval: string(c.Approval), Evidence: string(c.Evidence)}
 	if c.Class == plane.Effect && c.Attempts > 0 {
 		row.Key = c.Key()
 	}

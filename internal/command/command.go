@@ -57,7 +57,7 @@ type Command struct {
 // Runs is the part of the runtime that commands use.
 type Runs interface {
 	Begin(ctx context.Context, who plane.Principal, agent, prompt string) (plane.Run, error)
-	List(ctx context.Context, principal string, limit int) ([]plane.Run, error)
+	List(ctx context.Context, f plane.RunFilter) ([]plane.Run, error)
 	Show(ctx context.Context, id plane.RunID) (run.View, error)
 	Events(ctx context.Context, id plane.RunID, after int64, limit int) ([]plane.Event, error)
 	Control
@@ -98,7 +98,7 @@ type Deps struct {
 	Secrets  Secrets
 	Gateway  Gateway
 	Egress   func(ctx context.Context, f plane.EgressFilter) ([]plane.EgressRecord, error)
-	Stats    func(ctx context.Context, since time.Time, slot time.Duration, agent string) (plane.CallStats, error)
+	Stats    func(ctx context.Context, since time.Time, slot time.Duration, f plane.CallFilter) (plane.CallStats, error)
 	Tokens   Tokens
 	Keys     Keys
 	Reload   func(ctx context.Context) (string, error) // reads the config file again

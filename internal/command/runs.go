@@ -57,7 +57,10 @@ func (o *RunCancelled) Text(io.Writer, Style) {}
 
 // RunsListInput bounds the list.
 type RunsListInput struct {
-	Limit int `json:"limit,omitempty" help:"How many runs." default:"20"`
+	Agent  string `json:"agent,omitempty" help:"Of one agent." predictor:"agent"`
+	State  string `json:"state,omitempty" enum:",queued,running,waiting,succeeded,failed,cancelled" default:"" help:"In this state alone: queued, running, waiting, succeeded, failed or cancelled."`
+	Limit  int    `json:"limit,omitempty" help:"How many runs." default:"20"`
+	Before string `json:"before,omitempty" help:"Older than this one, by id."`
 }
 
 // RunsList is runs, newest first.
@@ -108,6 +111,8 @@ type CallRow struct {
 	Attempts   []Attempt `json:"attempts"`
 	PlannedAt  time.Time `json:"planned_at"`
 	DoneAt     time.Time `json:"done_at,omitzero"`
+	Upstream   float64   `json:"upstream_ms,omitempty"`  // of it, waiting for the server
+	Origin     string    `json:"error_origin,omitempty"` // auth, policy, transport, protocol or tool
 	Bytes      int       `json:"bytes"`
 	Replaces   string    `json:"replaces,omitempty"`
 	ResolvedBy string    `json:"resolved_by,omitempty"`
@@ -202,7 +207,7 @@ func runCommands(d Deps) []*Command {
 				if in.Limit < 0 || in.Limit > 1000 {
 					return nil, plane.Errorf(plane.InvalidInput, "A list has 1 to 1000 runs.").At("limit")
 				}
-				rs, err := d.Runs.List(ctx, whose(d, who), in.Limit)
+				rs, err := d.Runs.List(ctx, plane.RunFilter{Principal: whose(d, who), Agent: in.Agent, State: plane.RunState(in.State), Before: plane.RunID(in.Before), Limit: in.Limit})
 				out := &RunsList{Runs: []RunRow{}}
 				for _, r := range rs {
 					out.Runs = append(out.Runs, runRow(r))
@@ -247,7 +252,7 @@ func runCommands(d Deps) []*Command {
 
 func runID(ctx context.Context, d Deps, who plane.Principal, s string) (plane.RunID, error) {
 	if s == "last" {
-		rs, err := d.Runs.List(ctx, whose(d, who), 1)
+		rs, err := d.Runs.List(ctx, plane.RunFilter{Principal: whose(d, who), Limit: 1})
 		if err != nil {
 			return "", err
 		}

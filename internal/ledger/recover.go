@@ -19,7 +19,7 @@ func (l *Ledger) RecoverSessions(ctx context.Context, before time.Time) error {
 		c := &stranded[i]
 		err := l.store.Write(ctx, func(t plane.Tx) error {
 			row := *c
-			row.State, row.Reason, row.DoneAt = plane.CallUnknown, stoppedDetail, t.Now()
+			row.State, row.Reason, row.DoneAt, row.Origin = plane.CallUnknown, stoppedDetail, t.Now(), plane.ByTransport
 			if c.Class == plane.Query {
 				row.State = plane.CallFailed
 			}
@@ -65,7 +65,7 @@ func (l *Ledger) Recover(ctx context.Context, run plane.RunID) ([]plane.Call, er
 				return ignoreConflict(l.store.EndAttempt(t, lost))
 			}
 			row := *c
-			row.State, row.Reason, row.DoneAt = plane.CallUnknown, stoppedDetail, t.Now()
+			row.State, row.Reason, row.DoneAt, row.Origin = plane.CallUnknown, stoppedDetail, t.Now(), plane.ByTransport
 			if err := l.store.MoveCall(t, &row, plane.CallDispatched); err != nil {
 				return err
 			}

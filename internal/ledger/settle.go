@@ -22,7 +22,10 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Settlement
 	if _, ok := Next(from, eventOf(to)); !ok && from != "" {
 		return plane.Errorf(plane.Internal, "A call cannot go from %s to %s.", from, to)
 	}
-	c.State, c.Reason = to, reason
+	c.State, c.Reason, c.Upstream = to, reason, end.Upstream
+	if to != plane.CallSucceeded {
+		c.Origin = end.Origin()
+	}
 	c.DoneAt = l.clock.Now()
 	row := *c
 	late := false

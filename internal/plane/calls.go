@@ -46,9 +46,11 @@ type Call struct {
 	Attempts    int
 	PlannedAt   time.Time
 	DoneAt      time.Time
-	Bytes       int    // of the server's answer
-	Replaces    CallID // the unknown call that a person sent again
-	Fence       int64  // of the run, when it was planned
+	Bytes       int           // of the server's answer
+	Origin      ErrorOrigin   // of its failure
+	Upstream    time.Duration // how long the server was waited for
+	Replaces    CallID        // the unknown call that a person sent again
+	Fence       int64         // of the run, when it was planned
 	ResolvedBy  string
 	Note        string
 	Target      string     // what an effect is about; a claim on it holds others
@@ -208,7 +210,17 @@ const (
 // calls with lower ids.
 type CallFilter struct {
 	Agent, Server, State string
+	Connection           ConnectionID
 	Run                  RunID
 	Before               CallID
+	Since                time.Time // zero for all
 	Limit                int
+}
+
+// RunFilter says which runs are listed; what is empty lets all through.
+type RunFilter struct {
+	Principal, Agent string
+	State            RunState
+	Before           RunID
+	Limit            int
 }

@@ -4,15 +4,24 @@ import "time"
 
 // CallStats are calls of a time, counted.
 type CallStats struct {
-	Slots []CallSlot // in order; those without a call are left out
-	Tools []ToolStats
+	Slots   []CallSlot // in order; those without a call are left out
+	Tools   []ToolStats
+	Origins []OriginStats // of those that failed or are unknown, most first
+}
+
+// OriginStats counts the failures of one origin; it is empty for those of before origins
+// were kept.
+type OriginStats struct {
+	Origin ErrorOrigin
+	Count  int
 }
 
 // CallSlot is the calls that were planned within one slot, by how long they took.
 type CallSlot struct {
-	N      int // from the beginning of the time
-	Calls  Histogram
-	Failed int
+	N                 int // from the beginning of the time
+	Calls             Histogram
+	Failed            int
+	Gateway, Upstream time.Duration // sums: spent here, and waiting for servers
 }
 
 // ToolStats are one tool's calls.

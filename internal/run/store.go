@@ -78,7 +78,7 @@ type StoredMemory = struct {
 type Records interface {
 	InsertRun(t plane.Tx, r *plane.Run, sealedPrompt []byte) error
 	RunByID(ctx context.Context, id plane.RunID) (StoredRun, error)
-	Runs(ctx context.Context, principal string, limit int) ([]StoredRun, error)
+	Runs(ctx context.Context, f plane.RunFilter) ([]StoredRun, error)
 	Waiting
 	AskCancel(t plane.Tx, id plane.RunID, reason string) (bool, error)
 }

@@ -16,10 +16,9 @@ type View struct {
 	Rounds   []plane.Run // of a pipeline
 }
 
-// List returns the latest runs of a principal, or of all when it is empty,
-// newest first.
-func (e *Engine) List(ctx context.Context, principal string, limit int) ([]plane.Run, error) {
-	rows, err := e.o.Store.Runs(ctx, principal, limit)
+// List returns the latest runs that a filter lets through, newest first.
+func (e *Engine) List(ctx context.Context, f plane.RunFilter) ([]plane.Run, error) {
+	rows, err := e.o.Store.Runs(ctx, f)
 	if err != nil {
 		return nil, err
 	}

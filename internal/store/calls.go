@@ -10,22 +10,22 @@ import (
 
 const callColumns = `id, run, agent, principal, connection, version, server, tool, alias, tool_use, fingerprint, class,
 	args_digest, state, reason, attempts, planned_at, done_at, bytes, replaces, fence, resolved_by, note,
-	target, spec, idem, approval, evidence, result, proof, owner`
+	target, spec, idem, approval, evidence, result, proof, owner, origin, upstream`
 
 func scanCall(r *sql.Rows) (plane.Call, error) {
 	var c plane.Call
-	var planned, done int64
+	var planned, done, upstream int64
 	err := r.Scan(&c.ID, &c.Run, &c.Agent, &c.Principal, &c.Connection, &c.Version, &c.Server, &c.Tool, &c.Alias, &c.ToolUse,
 		&c.Fingerprint, &c.Class, &c.ArgsDigest, &c.State, &c.Reason, &c.Attempts, &planned, &done, &c.Bytes,
-		&c.Replaces, &c.Fence, &c.ResolvedBy, &c.Note, &c.Target, &c.Spec, &c.Idem, &c.Approval, &c.Evidence, &c.Result, &c.Proof, &c.Owner)
-	c.PlannedAt, c.DoneAt = plane.FromMicros(planned), plane.FromMicros(done)
+		&c.Replaces, &c.Fence, &c.ResolvedBy, &c.Note, &c.Target, &c.Spec, &c.Idem, &c.Approval, &c.Evidence, &c.Result, &c.Proof, &c.Owner, &c.Origin, &upstream)
+	c.PlannedAt, c.DoneAt, c.Upstream = plane.FromMicros(planned), plane.FromMicros(done), time.Duration(upstream)*time.Microsecond
 	return c, err
 }
 
 func callArgs(c *plane.Call) []any {
 	return []any{c.ID, c.Run, c.Agent, c.Principal, c.Connection, c.Version, c.Server, c.Tool, c.Alias, c.ToolUse, c.Fingerprint, c.Class,
 		c.ArgsDigest, c.State, c.Reason, c.Attempts, plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), c.Bytes,
-		c.Replaces, c.Fence, c.ResolvedBy, c.Note, c.Target, c.Spec, c.Idem, c.Approval, c.Evidence, c.Result, c.Proof, c.Owner}
+		c.Replaces, c.Fence, c.ResolvedBy, c.Note, c.Target, c.Spec, c.Idem, c.Approval, c.Evidence, c.Result, c.Proof, c.Owner, c.Origin, c.Upstream.Microseconds()}
 }
 
 // InsertCall adds a call as it is: planned, or settled already.
@@ -41,24 +41,24 @@ func (s *Store) InsertCall(t plane.Tx, c *plane.Call) error {
 }
 
 // callMarks stand for callArgs.
-const callMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?`
+const callMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?`
 
 // A client's call has nothing to say in a third of the columns: binding those would cost
 // as much as writing the row.
 const (
 	leanColumns = `id, run, agent, principal, connection, version, server, tool, alias, fingerprint, class, args_digest, state, reason, attempts,
-	planned_at, done_at, bytes, target, spec, result, owner, tool_use, replaces, fence, resolved_by, note`
-	leanMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', '', 0, '', ''`
+	planned_at, done_at, bytes, target, spec, result, owner, upstream, tool_use, replaces, fence, resolved_by, note`
+	leanMarks = `?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', '', 0, '', ''`
 )
 
 func lean(c *plane.Call) bool {
-	return c.Fence == 0 && c.ToolUse == "" && c.Replaces == "" && c.ResolvedBy == "" && c.Note == "" && c.Idem == "" && c.Approval == "" && c.Evidence == "" && c.Proof == ""
+	return c.Fence == 0 && c.ToolUse == "" && c.Replaces == "" && c.ResolvedBy == "" && c.Note == "" && c.Idem == "" && c.Approval == "" && c.Evidence == "" && c.Proof == "" && c.Origin == ""
 }
 
 // leanArgs are for leanMarks, with room for more.
 func leanArgs(c *plane.Call, more int) []any {
-	return append(make([]any, 0, 22+more), c.ID, c.Run, c.Agent, c.Principal, c.Connection, c.Version, c.Server, c.Tool, c.Alias, c.Fingerprint, c.Class,
-		c.ArgsDigest, c.State, c.Reason, c.Attempts, plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), c.Bytes, c.Target, c.Spec, c.Result, c.Owner)
+	return append(make([]any, 0, 23+more), c.ID, c.Run, c.Agent, c.Principal, c.Connection, c.Version, c.Server, c.Tool, c.Alias, c.Fingerprint, c.Class,
+		c.ArgsDigest, c.State, c.Reason, c.Attempts, plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), c.Bytes, c.Target, c.Spec, c.Result, c.Owner, c.Upstream.Microseconds())
 }
 
 // standing is the condition that a dispatch re-checks in the database: the
@@ -192,8 +192,8 @@ func (s *Store) EndAttempt(t plane.Tx, a plane.Attempt) error {
 // is another.
 func (s *Store) MoveCall(t plane.Tx, c *plane.Call, from plane.CallState) error {
 	x := own(t)
-	res, err := x.exec(`UPDATE calls SET state = ?, reason = ?, done_at = ?, bytes = ?, resolved_by = ?, note = ?, result = ?, proof = ? WHERE id = ? AND state = ?`,
-		c.State, c.Reason, plane.Micros(c.DoneAt), c.Bytes, c.ResolvedBy, c.Note, c.Result, c.Proof, c.ID, from)
+	res, err := x.exec(`UPDATE calls SET state = ?, reason = ?, done_at = ?, bytes = ?, resolved_by = ?, note = ?, result = ?, proof = ?, origin = ?, upstream = ? WHERE id = ? AND state = ?`,
+		c.State, c.Reason, plane.Micros(c.DoneAt), c.Bytes, c.ResolvedBy, c.Note, c.Result, c.Proof, c.Origin, c.Upstream.Microseconds(), c.ID, from)
 	if err := exactly(res, err, 1, plane.Errorf(plane.Conflict, "The call is no longer %s.", from)); err != nil {
 		return err
 	}
@@ -256,7 +256,10 @@ func where(before string, all []equal) (string, []any) {
 
 // Calls returns the latest calls that a filter lets through, newest first.
 func (s *Store) Calls(ctx context.Context, f plane.CallFilter) ([]plane.Call, error) {
-	cond, args := where(string(f.Before), []equal{{"agent", f.Agent}, {"server", f.Server}, {"state", f.State}, {"run", string(f.Run)}})
+	cond, args := where(string(f.Before), []equal{{"agent", f.Agent}, {"server", f.Server}, {"state", f.State}, {"run", string(f.Run)}, {"connection", string(f.Connection)}})
+	if !f.Since.IsZero() {
+		cond, args = cond+" AND id >= ?", append(args, firstCallID(f.Since))
+	}
 	var out []plane.Call
 	err := s.each(ctx, func(r *sql.Rows) error {
 		c, err := scanCall(r)

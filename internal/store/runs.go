@@ -70,13 +70,14 @@ func (s *Store) RunByID(ctx context.Context, id plane.RunID) (StoredRun, error) 
 
 // Runs returns the latest runs of a principal, or of all when it is empty, newest
 // first.
-func (s *Store) Runs(ctx context.Context, principal string, limit int) ([]StoredRun, error) {
+func (s *Store) Runs(ctx context.Context, f plane.RunFilter) ([]StoredRun, error) {
+	cond, args := where(string(f.Before), []equal{{"principal", f.Principal}, {"agent", f.Agent}, {"state", string(f.State)}})
 	var out []StoredRun
 	err := s.each(ctx, func(r *sql.Rows) error {
 		v, err := scanRun(r)
 		out = append(out, v)
 		return err
-	}, `SELECT `+runColumns+` FROM runs WHERE (? = '' OR principal = ?) ORDER BY created_at DESC, id DESC LIMIT ?`, principal, principal, limit)
+	}, `SELECT `+runColumns+` FROM runs WHERE `+cond+` ORDER BY id DESC LIMIT ?`, append(args, f.Limit)...)
 	return out, err
 }
 

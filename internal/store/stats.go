@@ -13,9 +13,12 @@ import (
 // callIDTime is how much of a call's id tells its time.
 const callIDTime = len("cal_") + 10
 
-// CallStats counts the calls since a time, in slots of a length; an agent, where one is
-// named, alone. Calls that have not ended count in their slot, in no bucket.
-func (s *Store) CallStats(ctx context.Context, since time.Time, slot time.Duration, agent string) (plane.CallStats, error) {
+// firstCallID is before the id of every call from a time on.
+func firstCallID(at time.Time) string { return string(plane.NewCallID(at))[:callIDTime] }
+
+// CallStats counts the calls since a time that a filter lets through, in slots of a length.
+// Calls that have not ended are left out.
+func (s *Store) CallStats(ctx context.Context, since time.Time, slot time.Duration, f plane.CallFilter) (plane.CallStats, error) {
 	var out plane.CallStats
 	bucket := strings.Builder{}
 	bucket.WriteString("CASE")
@@ -23,15 +26,15 @@ func (s *Store) CallStats(ctx context.Context, since time.Time, slot time.Durati
 		fmt.Fprintf(&bucket, " WHEN done_at - planned_at <= %d THEN %d", b.Microseconds(), i)
 	}
 	fmt.Fprintf(&bucket, " ELSE %d END", len(plane.StatBounds))
-	from := string(plane.NewCallID(since))[:callIDTime]
 	const bad = `CASE WHEN state IN ('failed', 'unknown') THEN 1 ELSE 0 END`
-	cond, args := ` FROM calls WHERE id >= ? AND done_at > 0`, []any{from}
-	if agent != "" {
-		cond, args = cond+` AND agent = ?`, append(args, agent)
-	}
+	cond, args := where("", []equal{{"agent", f.Agent}, {"server", f.Server}, {"connection", string(f.Connection)}})
+	cond, args = ` FROM calls WHERE id >= ? AND done_at > 0 AND `+cond, append([]any{firstCallID(since)}, args...)
+	// What a person took to approve is nobody's time.
+	const whole, upstream = `SUM(CASE WHEN approval = '' THEN done_at - planned_at ELSE 0 END)`, `SUM(CASE WHEN approval = '' THEN upstream ELSE 0 END)`
 	err := s.each(ctx, func(r *sql.Rows) error {
 		var n, b, failed, count int
-		if err := r.Scan(&n, &b, &failed, &count); err != nil {
+		var all, up int64
+		if err := r.Scan(&n, &b, &failed, &count, &all, &up); err != nil {
 			return err
 		}
 		if len(out.Slots) == 0 || out.Slots[len(out.Slots)-1].N != n {
@@ -40,8 +43,10 @@ func (s *Store) CallStats(ctx context.Context, since time.Time, slot time.Durati
 		at := &out.Slots[len(out.Slots)-1]
 		at.Calls[b] += count
 		at.Failed += failed * count
+		at.Upstream += time.Duration(up) * time.Microsecond
+		at.Gateway += time.Duration(max(all-up, 0)) * time.Microsecond
 		return nil
-	}, `SELECT (planned_at - ?) / ?, `+bucket.String()+`, `+bad+`, COUNT(*)`+cond+` GROUP BY 1, 2, 3 ORDER BY 1`, append([]any{plane.Micros(since), slot.Microseconds()}, args...)...)
+	}, `SELECT (planned_at - ?) / ?, `+bucket.String()+`, `+bad+`, COUNT(*), `+whole+`, `+upstream+cond+` GROUP BY 1, 2, 3 ORDER BY 1`, append([]any{plane.Micros(since), slot.Microseconds()}, args...)...)
 	if err != nil {
 		return out, err
 	}
@@ -59,5 +64,14 @@ func (s *Store) CallStats(ctx context.Context, since time.Time, slot time.Durati
 		at.Failed += failed * count
 		return nil
 	}, `SELECT server, tool, `+bucket.String()+`, `+bad+`, COUNT(*)`+cond+` GROUP BY 1, 2, 3, 4 ORDER BY 1, 2`, args...)
+	if err != nil {
+		return out, err
+	}
+	err = s.each(ctx, func(r *sql.Rows) error {
+		var o plane.OriginStats
+		err := r.Scan(&o.Origin, &o.Count)
+		out.Origins = append(out.Origins, o)
+		return err
+	}, `SELECT origin, COUNT(*)`+cond+` AND state IN ('failed', 'unknown') GROUP BY 1 ORDER BY 2 DESC, 1`, args...)
 	return out, err
 }

@@ -62,6 +62,8 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 	if err := p.paused(&conn); err != nil {
 		return Result{}, endingOf(err), false, err
 	}
+	var waited time.Duration
+	defer func() { end.Upstream = waited }()
 	for {
 		s, err := p.acquire(ctx, g, who{session: r.Session, offers: r.offers()})
 		if err != nil {
@@ -70,6 +72,7 @@ func (p *Pool) Call(ctx context.Context, g policy.Grant, r Request) (res Result,
 		}
 		since := p.o.Clock.Now()
 		res, end, began, err := p.attempt(ctx, g, s, r)
+		waited += end.Upstream
 		sent = sent || began
 		p.release(s)
 		if err == nil || !began {
@@ -105,7 +108,8 @@ func worthAgain(e plane.Ending) bool {
 
 // endingOf describes a failure before anything was sent.
 func endingOf(err error) plane.Ending {
-	return plane.Ending{NothingSent: true, Fault: plane.FaultTransport, Detail: plane.Public(err).Message}
+	e := plane.Public(err)
+	return plane.Ending{NothingSent: true, Fault: plane.FaultTransport, Detail: e.Message, Kind: e.Kind}
 }
 
 // attempt checks the definition, makes the attempt durable and sends it.
@@ -129,6 +133,8 @@ func (p *Pool) attempt(ctx context.Context, g policy.Grant, s *session, r Reques
 	if err := r.Begin(ctx); err != nil {
 		return res, endingOf(err), false, err
 	}
+	sent := time.Now()
+	defer func() { end.Upstream = time.Since(sent) }()
 	reply, err := s.client.Call(ctx, call)
 	res.Version, res.Session = s.client.Version(), s.client.SessionID()
 	if err != nil {

@@ -73,6 +73,8 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"settings, destinations, secrets and repositories keep", settingsKeep},
 		{"a mirror keeps", mirrorKeeps},
 		{"the gateway keeps", egressKeeps},
+		{"calls are counted", callsAreCounted},
+		{"runs are listed", runsAreListed},
 		{"records are swept", recordsAreSwept},
 	} {
 		t.Run(c.name, func(t *testing.T) {

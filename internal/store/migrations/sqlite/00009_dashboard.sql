@@ -1,0 +1,6 @@
+-- +goose Up
+ALTER TABLE calls ADD COLUMN origin TEXT NOT NULL DEFAULT '';
+ALTER TABLE calls ADD COLUMN upstream BIGINT NOT NULL DEFAULT 0;
+-- +goose Down
+ALTER TABLE calls DROP COLUMN upstream;
+ALTER TABLE calls DROP COLUMN origin;
