@@ -257,7 +257,7 @@ func (a *App) surfaces() {
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
 	mcpServer := ingress.New(reg, a.o.Version, a.principal)
-	pages := web.New(web.Options{Limits: limitRows(a.cfg.Limits), Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On()})
+	pages := web.New(web.Options{Limits: limitRows(a.cfg.Limits), Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On(), Ending: a.ending.streams})
 	rest := api.New(api.Options{Teams: command.NewTeamServers(deps, a.registry), Gallery: a.registry, Open: a.cfg.Registry.Public || a.cfg.localOnly(), Keys: a.signingKeys, Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()

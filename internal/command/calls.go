@@ -25,13 +25,15 @@ const Attention = 7 * 24 * time.Hour
 
 // CallsListInput says which calls.
 type CallsListInput struct {
-	Unknown bool   `json:"unknown,omitempty" help:"Those that nobody knows the outcome of."`
-	All     bool   `json:"all,omitempty" help:"With --unknown: those of clients that are older than seven days, too."`
-	Agent   string `json:"agent,omitempty" help:"Of one agent." predictor:"agent"`
-	Server  string `json:"server,omitempty" help:"Of one server." predictor:"server"`
-	Run     string `json:"run,omitempty" help:"Of one run, or of a client's session."`
-	Limit   int    `json:"limit,omitempty" help:"How many." default:"50"`
-	Before  string `json:"before,omitempty" help:"Older than this one, by id."`
+	Unknown    bool   `json:"unknown,omitempty" help:"Those that nobody knows the outcome of."`
+	All        bool   `json:"all,omitempty" help:"With --unknown: those of clients that are older than seven days, too."`
+	Agent      string `json:"agent,omitempty" help:"Of one agent." predictor:"agent"`
+	Server     string `json:"server,omitempty" help:"Of one server." predictor:"server"`
+	Connection string `json:"connection,omitempty" help:"Of one connection, by id, within the last seven days."`
+	State      string `json:"state,omitempty" enum:",succeeded,failed,unknown,dispatched,awaiting_approval" default:"" help:"In this state alone: succeeded, failed, unknown, dispatched or awaiting_approval."`
+	Run        string `json:"run,omitempty" help:"Of one run, or of a client's session."`
+	Limit      int    `json:"limit,omitempty" help:"How many." default:"50"`
+	Before     string `json:"before,omitempty" help:"Older than this one, by id."`
 }
 
 // CallsList is calls, newest first.
@@ -152,7 +154,10 @@ const (
 )
 
 func listCalls(ctx context.Context, d Deps, who plane.Principal, in *CallsListInput) (*CallsList, error) {
-	f := plane.CallFilter{Agent: in.Agent, Server: in.Server, Before: plane.CallID(in.Before), Limit: callsPage}
+	f := plane.CallFilter{Agent: in.Agent, Server: in.Server, State: in.State, Before: plane.CallID(in.Before), Limit: callsPage}
+	if in.Connection != "" {
+		f.Connection, f.Since = plane.ConnectionID(in.Connection), d.Now().Add(-Attention)
+	}
 	if in.Unknown {
 		f.State = string(plane.CallUnknown)
 	}

@@ -80,6 +80,15 @@ type ConfigShow struct {
 	Admin  bool         `json:"admin"` // the caller is an org admin
 	Caller string       `json:"caller"`
 	Tiers  []ConfigTier `json:"tiers"`
+	Teams  []string     `json:"teams"`           // that the caller belongs to; an org admin's are all
+	Roles  []ConfigRole `json:"roles,omitempty"` // for org admins: whom config names
+}
+
+// ConfigRole is what config lets people do.
+type ConfigRole struct {
+	Role   string   `json:"role"`
+	Of     string   `json:"of,omitempty"` // the team or the agent
+	People []string `json:"people"`       // as config names them
 }
 
 // Text names each tier's servers.
@@ -159,6 +168,7 @@ type AgentInput struct {
 
 // AgentServer is one connection as an agent sees it.
 type AgentServer struct {
+	ID    string `json:"id"`
 	Name  string `json:"name"`
 	Scope string `json:"scope"`
 	Tools int    `json:"tools"`
@@ -191,7 +201,16 @@ func configCommands(d Deps) []*Command {
 		define(About{Name: "config.show", Summary: "Names the servers of each tier in sight.", ReadOnly: true, Right: plane.MCPRead, Example: "config show"},
 			func(ctx context.Context, who plane.Principal, _ *ConfigInput) (*ConfigShow, error) {
 				snap := d.Policy()
-				out := &ConfigShow{File: d.Info(ctx, who).Config, Admin: snap.Admin(who), Caller: who.Name(), Tiers: []ConfigTier{}}
+				out := &ConfigShow{File: d.Info(ctx, who).Config, Admin: snap.Admin(who), Caller: who.Name(), Tiers: []ConfigTier{}, Teams: snap.TeamsOf(who)}
+				if out.Admin {
+					out.Teams = snap.Teams()
+					for _, r := range snap.Roles() {
+						out.Roles = append(out.Roles, ConfigRole{r.Name, r.Of, append([]string{}, r.People...)})
+					}
+				}
+				if out.Teams == nil {
+					out.Teams = []string{}
+				}
 				for _, a := range snap.Visible(who) {
 					sc := a.Scope.String()
 					if n := len(out.Tiers); n == 0 || out.Tiers[n-1].Scope != sc {
@@ -214,7 +233,7 @@ func configCommands(d Deps) []*Command {
 				}
 				out := &AgentShow{Agent: agentRow(d, snap, who, a), Servers: []AgentServer{}}
 				for _, at := range snap.Resolve(a.Slug, who) {
-					v := AgentServer{Name: at.Slug, Scope: at.Scope.String(), Why: at.Why}
+					v := AgentServer{ID: string(at.ID), Name: at.Slug, Scope: at.Scope.String(), Why: at.Why}
 					if c := d.Catalogs.Get(at.ID); c != nil {
 						v.Tools = len(c.Definitions)
 					}

@@ -161,6 +161,7 @@ type RunsShow struct {
 	Servers  []RunServer   `json:"servers,omitempty"`  // declared ones that it had
 	Calls    []CallRow     `json:"calls"`
 	Steps    []Step        `json:"steps"`
+	Last     int64         `json:"last_event"` // that the steps know of
 }
 
 // ResolveInput says what became of an unknown call.
@@ -323,6 +324,9 @@ func showRun(ctx context.Context, d Deps, id plane.RunID, evidence bool) (*RunsS
 		return nil, err
 	}
 	out := &RunsShow{Run: runRow(v.Run), Calls: callRows(v), Steps: steps(v.CreatedAt, evs), Servers: runServers(v.Attached)}
+	if len(evs) > 0 {
+		out.Last = evs[len(evs)-1].Seq
+	}
 	for _, r := range v.Rounds {
 		out.Rounds = append(out.Rounds, runRow(r))
 	}

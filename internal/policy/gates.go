@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"net/url"
 	"slices"
 
@@ -34,6 +35,33 @@ func (s *Snapshot) Member(p plane.Principal, team string) bool {
 
 // Team reports whether there is a team of that name.
 func (s *Snapshot) Team(name string) bool { _, ok := s.teams[name]; return ok }
+
+// Role is what config lets people do.
+type Role struct {
+	Name   string // org admin, member, changes settings, operator
+	Of     string // the team or the agent
+	People []string
+}
+
+// Roles are those that config gives, as it names people.
+func (s *Snapshot) Roles() []Role {
+	out := []Role{{Name: "org admin", People: s.admins}}
+	for _, t := range slices.Sorted(maps.Keys(s.teams)) {
+		out = append(out, Role{"member", t, s.teams[t].Members})
+		if w := s.teams[t].ConfigWrite; len(w) > 0 {
+			out = append(out, Role{"changes its settings", t, w})
+		}
+	}
+	for _, a := range s.Agents() {
+		if len(a.Operators) > 0 {
+			out = append(out, Role{"operator", a.Slug, a.Operators})
+		}
+	}
+	return out
+}
+
+// Teams are all that there are, by name.
+func (s *Snapshot) Teams() []string { return slices.Sorted(maps.Keys(s.teams)) }
 
 // MayWrite is the gate of each tier: one's own is self-serve, a team's needs
 // membership and config:write, an agent's its operators, the org's its admins or

@@ -2,6 +2,7 @@ package web
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/a-h/templ"
@@ -20,6 +21,8 @@ func (p *Pages) agentPages() {
 		return agentsPage(v, l), nil
 	}})
 	p.page("/agents/{slug}", pageDef{at: "/agents", show: showAgent})
+	p.page("/agents/{slug}/runs", pageDef{at: "/agents", show: showAgentRuns})
+	p.page("/agents/{slug}/settings", pageDef{at: "/agents", show: showAgentSettings})
 	p.page("/registry", pageDef{at: "/registry", show: func(v *visit) (templ.Component, error) {
 		v.title = "Registry"
 		q := strings.TrimSpace(v.r.URL.Query().Get("q"))
@@ -50,24 +53,64 @@ func (p *Pages) agentPages() {
 	p.page("/why", pageDef{at: "/why", show: why})
 }
 
+// agentView is an agent on one of its pages.
+type agentView struct {
+	show  *command.AgentShow
+	tab   string
+	tools []command.ToolRow
+	reach []plane.Destination
+}
+
+func agentOf(v *visit, tab string) (agentView, error) {
+	a, err := ask[command.AgentShow](v, "agents.show", &command.AgentInput{Agent: v.r.PathValue("slug")})
+	v.title = v.r.PathValue("slug")
+	return agentView{show: a, tab: tab}, err
+}
+
+// showAgent is what an agent has: its servers, and their tools as its model sees them.
 func showAgent(v *visit) (templ.Component, error) {
-	slug := v.r.PathValue("slug")
-	a, err := ask[command.AgentShow](v, "agents.show", &command.AgentInput{Agent: slug})
+	x, err := agentOf(v, "")
 	if err != nil {
 		return nil, err
 	}
-	v.title = slug
-	l, err := ask[command.RunsList](v, "runs.list", &command.RunsListInput{Limit: pageRuns})
+	l, err := ask[command.MCPTools](v, "mcp.tools", &command.MCPToolsInput{})
+	if err != nil && plane.KindOf(err) != plane.Unavailable {
+		return nil, err
+	}
+	has := map[string]bool{}
+	for _, s := range x.show.Servers {
+		has[s.Name] = true
+	}
+	if l != nil {
+		x.tools = slices.DeleteFunc(l.Tools, func(t command.ToolRow) bool { return !has[t.Server] })
+	}
+	return agentPage(v, x, agentTools(v, x)), nil
+}
+
+func showAgentRuns(v *visit) (templ.Component, error) {
+	x, err := agentOf(v, "runs")
 	if err != nil {
 		return nil, err
 	}
-	var runs []command.RunRow
-	for _, r := range l.Runs {
-		if r.Agent == slug && len(runs) < 20 {
-			runs = append(runs, r)
-		}
+	l, err := ask[command.RunsList](v, "runs.list", &command.RunsListInput{Agent: x.show.Agent.Slug, Limit: pageRuns, Before: v.r.URL.Query().Get("before")})
+	if err != nil {
+		return nil, err
 	}
-	return agentPage(v, a, runs), nil
+	return agentPage(v, x, agentRuns(v, x, l.Runs)), nil
+}
+
+func showAgentSettings(v *visit) (templ.Component, error) {
+	x, err := agentOf(v, "settings")
+	if err != nil {
+		return nil, err
+	}
+	d, err := ask[command.DestinationsList](v, "destinations.list", &command.DestinationsInput{})
+	if err == nil {
+		x.reach = d.Destinations
+	} else if plane.KindOf(err) != plane.Forbidden && plane.KindOf(err) != plane.Unavailable {
+		return nil, err
+	}
+	return agentPage(v, x, agentSettings(v, x)), nil
 }
 
 // teamProposals are one team's.
@@ -84,11 +127,7 @@ func showProposals(v *visit) (templ.Component, error) {
 		return nil, err
 	}
 	var teams []teamProposals
-	for _, t := range c.Tiers {
-		name, ok := strings.CutPrefix(t.Scope, "team:")
-		if !ok {
-			continue
-		}
+	for _, name := range c.Teams {
 		l, err := ask[command.ProposalsList](v, "proposals.list", &command.ProposalsListInput{Team: name, All: all})
 		if plane.KindOf(err) == plane.Forbidden || plane.KindOf(err) == plane.NotFound {
 			continue

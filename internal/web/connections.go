@@ -20,7 +20,7 @@ func (p *Pages) connectionPages() {
 		if err != nil {
 			return nil, err
 		}
-		return connectionsPage(v, l), nil
+		return connectionsPage(v, connectionsOf(l.Servers, v.r.URL.Query())), nil
 	}})
 	p.page("/connections/add", pageDef{at: "/connections", show: showAdd, act: add})
 	p.page("/connections/{id}", pageDef{at: "/connections", show: showConnection, act: changeConnection})
@@ -35,6 +35,46 @@ func (p *Pages) connectionPages() {
 	}, act: func(v *visit, _ url.Values) (string, string, error) {
 		return "The connection is removed.", "/connections", do(v, "mcp.remove", &command.NameInput{Name: v.r.PathValue("id")})
 	}})
+}
+
+// pageConnections is how many connections a page lists.
+const pageConnections = 100
+
+// connectionsView is a page of the connections in sight.
+type connectionsView struct {
+	q           string
+	rows        []command.ServerRow
+	found, all  int
+	page, pages int
+}
+
+// connectionsOf finds connections by name or address: those that need somebody first.
+func connectionsOf(all []command.ServerRow, q url.Values) connectionsView {
+	x := connectionsView{q: strings.TrimSpace(q.Get("q")), all: len(all)}
+	rows := slices.DeleteFunc(slices.Clone(all), func(s command.ServerRow) bool {
+		return !strings.Contains(strings.ToLower(s.Name+" "+s.Label+" "+s.URL), strings.ToLower(x.q))
+	})
+	slices.SortStableFunc(rows, func(a, b command.ServerRow) int { return compareBool(!alarming(a), !alarming(b)) })
+	x.found, x.pages = len(rows), max((len(rows)+pageConnections-1)/pageConnections, 1)
+	x.page, _ = strconv.Atoi(q.Get("page"))
+	x.page = min(max(x.page, 1), x.pages)
+	x.rows = rows[min((x.page-1)*pageConnections, len(rows)):min(x.page*pageConnections, len(rows))]
+	return x
+}
+
+// href is the address of another page of them.
+func (x connectionsView) href(page int) string {
+	q := url.Values{}
+	if x.q != "" {
+		q.Set("q", x.q)
+	}
+	if page > 1 {
+		q.Set("page", strconv.Itoa(page))
+	}
+	if len(q) == 0 {
+		return "/connections"
+	}
+	return "/connections?" + q.Encode()
 }
 
 func showAdd(v *visit) (templ.Component, error) {
@@ -84,7 +124,11 @@ func words(s string) []string {
 type connectionView struct {
 	show   *command.MCPShow
 	diff   *command.MCPDiff
-	choose string // all, none, read-only: boxes that are set and not saved
+	choose string     // all, none, read-only: boxes that are set and not saved
+	form   url.Values // of a refused form
+	calls  []command.CallRow
+	stats  *command.Stats // nil where they are not the viewer's to see
+	no     string         // why
 }
 
 func connection(v *visit) (connectionView, error) {
@@ -104,11 +148,24 @@ func showConnection(v *visit) (templ.Component, error) {
 	if err != nil {
 		return nil, err
 	}
-	return connectionPage(v, x), nil
+	x.form = v.form
+	l, err := ask[command.CallsList](v, "calls.list", &command.CallsListInput{Connection: x.show.Server.ID, Limit: 10})
+	if err != nil {
+		return nil, err
+	}
+	x.calls = l.Calls
+	x.stats, err = ask[command.Stats](v, "stats", &command.StatsInput{Server: x.show.Server.ID})
+	if plane.KindOf(err) == plane.Forbidden {
+		x.stats, x.no, err = nil, plane.Public(err).Message, nil
+	}
+	return connectionPage(v, x), err
 }
 
-// used is whether a tool's box is set.
+// used is whether a tool's box is set: as it was chosen, where that was refused.
 func (x connectionView) used(t command.ToolRow) bool {
+	if slices.Contains(x.form["known"], t.Name) {
+		return slices.Contains(x.form["use"], t.Name)
+	}
 	switch x.choose {
 	case "all":
 		return true
@@ -118,6 +175,18 @@ func (x connectionView) used(t command.ToolRow) bool {
 		return t.Hint == "read-only"
 	}
 	return t.LeftOut == ""
+}
+
+// differs says how a tool stands now, where another was chosen on the page that was refused.
+func (x connectionView) differs(t command.ToolRow) string {
+	now := t.LeftOut == ""
+	switch {
+	case !slices.Contains(x.form["known"], t.Name) || x.used(t) == now:
+		return ""
+	case now:
+		return "it is used now"
+	}
+	return "it is left out now"
 }
 
 // changeConnection does what a form of a connection's page asks for.
@@ -144,6 +213,17 @@ func changeConnection(v *visit, f url.Values) (string, string, error) {
 		return "It is on.", here, do(v, "mcp.enable", name)
 	case "disable":
 		return "It is off; no server is asked.", here, do(v, "mcp.disable", name)
+	case "edit":
+		in := &command.EditInput{Name: id, URL: strings.TrimSpace(f.Get("url")), Agents: words(f.Get("agents")), Version: version}
+		if len(in.Agents) == 0 {
+			in.Agents = []string{"open"}
+		}
+		return "It is changed.", here, do(v, "mcp.edit", in)
+	case "hold", "take":
+		in := &command.ToolsSetInput{Name: id, New: map[string]string{"hold": "hold", "take": "use"}[what], Version: version}
+		return map[string]string{"hold": "New definitions wait for a person from now on.", "take": "New definitions are used from now on."}[what], here, do(v, "mcp.tools-set", in)
+	case "logout":
+		return "Its credential is taken away.", here, do(v, "mcp.logout", name)
 	case "rename":
 		return "It is renamed.", here, do(v, "mcp.rename", &command.RenameInput{Name: id, To: strings.TrimSpace(f.Get("name")), Label: strings.TrimSpace(f.Get("label"))})
 	case "accept", "block", "save":

@@ -268,3 +268,14 @@ func agentsOr(list []string) string {
 	}
 	return joined(list)
 }
+
+// toSeal counts what another key than the active one has sealed, and all that is sealed.
+func toSeal(keys []connect.KeyUse) (left, all int) {
+	for _, k := range keys {
+		all += k.Total
+		if !k.Active {
+			left += k.Total
+		}
+	}
+	return left, all
+}

@@ -28,6 +28,7 @@ type overviewView struct {
 	agents    []command.AgentRow
 	servers   int
 	runs      []command.RunRow
+	withheld  string // why there are no numbers
 }
 
 // maxAttention is how many things are listed.
@@ -56,7 +57,9 @@ func overview(v *visit) (templ.Component, error) {
 		x.agents = a.Agents
 	}
 	x.stats, err = ask[command.Stats](v, "stats", &command.StatsInput{Period: x.period, Agent: x.agent})
-	if err != nil && plane.KindOf(err) != plane.Forbidden {
+	if plane.KindOf(err) == plane.Forbidden {
+		x.withheld, x.stats = plane.Public(err).Message, nil
+	} else if err != nil {
 		return nil, err
 	}
 	if r, err := ask[command.RunsList](v, "runs.list", &command.RunsListInput{Limit: 5}); err == nil {
@@ -111,10 +114,11 @@ func bars(s *command.Stats, of func(command.StatSlot) int64) []bar {
 
 func f1(x float64) string { return strconv.FormatFloat(x, 'f', 1, 64) }
 
-func slotCalls(t command.StatSlot) int64  { return int64(t.Calls) }
-func slotFailed(t command.StatSlot) int64 { return int64(t.Failed) }
-func slotP50(t command.StatSlot) int64    { return t.P50 }
-func slotP95(t command.StatSlot) int64    { return t.P95 }
+func slotCalls(t command.StatSlot) int64   { return int64(t.Calls) }
+func slotFailed(t command.StatSlot) int64  { return int64(t.Failed) }
+func slotGateway(t command.StatSlot) int64 { return int64(t.Gateway * 1000) }
+func slotP50(t command.StatSlot) int64     { return t.P50 }
+func slotP95(t command.StatSlot) int64     { return t.P95 }
 
 func ms(n int64) string {
 	if n < 1000 {

@@ -13,17 +13,22 @@ import (
 	"patchbay/internal/plane"
 )
 
-// pageRuns is how many runs, and calls, a page lists.
-const pageRuns = 100
+// pageRuns is how many runs, and calls, a page lists; maxUnknown how many of those that
+// nobody knows about are asked for one by one.
+const (
+	pageRuns   = 100
+	maxUnknown = 20
+)
 
 func (p *Pages) runPages() {
 	p.page("/runs", pageDef{at: "/runs", show: func(v *visit) (templ.Component, error) {
 		v.title = "Runs"
-		l, err := ask[command.RunsList](v, "runs.list", &command.RunsListInput{Limit: pageRuns})
+		q := runsFilter{strings.TrimSpace(v.r.URL.Query().Get("agent")), v.r.URL.Query().Get("state")}
+		l, err := ask[command.RunsList](v, "runs.list", &command.RunsListInput{Agent: q.agent, State: q.state, Limit: pageRuns, Before: v.r.URL.Query().Get("before")})
 		if err != nil {
 			return nil, err
 		}
-		return runsPage(v, l), nil
+		return runsPage(v, l, q), nil
 	}})
 	p.page("/runs/{id}", pageDef{at: "/runs", show: showRun, act: func(v *visit, f url.Values) (string, string, error) {
 		id := v.r.PathValue("id")
@@ -42,6 +47,9 @@ func (p *Pages) runPages() {
 		return callPage(v, c), nil
 	}, act: resolve})
 	p.page("/approvals", pageDef{at: "/approvals", show: showApprovals, act: func(v *visit, f url.Values) (string, string, error) {
+		if f.Get("do") == "forget-rule" {
+			return "The rule is gone: the tool asks again.", "/approvals", do(v, "rules.remove", &command.RuleInput{ID: f.Get("id")})
+		}
 		in := &command.DecideInput{ID: f.Get("id"), Decision: f.Get("answer"), Note: f.Get("note")}
 		words := map[string]string{"approve": "The call may pass, once.", "deny": "The call is denied.", "always-allow": "The call may pass, and every later one of the tool."}
 		if words[in.Decision] == "" {
@@ -76,16 +84,22 @@ func resolve(v *visit, f url.Values) (string, string, error) {
 	return words[outcome], "/calls/" + id, do(v, "runs.resolve", &command.ResolveInput{ID: id, Outcome: outcome, Note: f.Get("note")})
 }
 
-type callsFilter struct{ agent, server string }
+type runsFilter struct{ agent, state string }
+
+type callsFilter struct{ agent, server, state string }
 
 func showCalls(v *visit) (templ.Component, error) {
 	v.title = "Calls"
-	q := callsFilter{strings.TrimSpace(v.r.URL.Query().Get("agent")), strings.TrimSpace(v.r.URL.Query().Get("server"))}
-	unknown, err := ask[command.CallsList](v, "calls.list", &command.CallsListInput{Unknown: true, Limit: pageRuns})
-	if err != nil {
-		return nil, err
+	q := callsFilter{strings.TrimSpace(v.r.URL.Query().Get("agent")), strings.TrimSpace(v.r.URL.Query().Get("server")), v.r.URL.Query().Get("state")}
+	before := v.r.URL.Query().Get("before")
+	unknown := &command.CallsList{}
+	if before == "" {
+		var err error
+		if unknown, err = ask[command.CallsList](v, "calls.list", &command.CallsListInput{Unknown: true, Limit: maxUnknown}); err != nil {
+			return nil, err
+		}
 	}
-	all, err := ask[command.CallsList](v, "calls.list", &command.CallsListInput{Agent: q.agent, Server: q.server, Limit: pageRuns})
+	all, err := ask[command.CallsList](v, "calls.list", &command.CallsListInput{Agent: q.agent, Server: q.server, State: q.state, Limit: pageRuns, Before: before})
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +120,11 @@ func showApprovals(v *visit) (templ.Component, error) {
 			}
 		}
 	}
-	return approvalsPage(v, l, all), nil
+	rules, err := ask[command.RulesList](v, "rules.list", &command.RulesListInput{})
+	if err != nil {
+		return nil, err
+	}
+	return approvalsPage(v, l, rules.Rules, all), nil
 }
 
 // steps are a run's, all or those that failed.
@@ -138,12 +156,27 @@ func percent(part, total float64) string {
 
 func seconds(s float64) string { return lasted(time.Duration(s * float64(time.Second))) }
 
-// over marks a run that has ended: nobody listens to it any more.
-func over(s *command.RunsShow) string {
-	if s.Run.EndedAt.IsZero() {
+// live are what has a run's page follow it, until it has ended.
+func live(v *visit, s *command.RunsShow) templ.Attributes {
+	if !s.Run.EndedAt.IsZero() {
+		return templ.Attributes{"data-live": true}
+	}
+	return templ.Attributes{"data-live": true, "hx-ext": "sse", "sse-connect": fmt.Sprintf("/api/runs/%s/events?after=%d", s.Run.ID, s.Last),
+		"hx-get": v.r.URL.RequestURI(), "hx-select": "#live", "hx-swap": "outerHTML", "hx-trigger": "sse:message throttle:400ms"}
+}
+
+func lastRun(l []command.RunRow) string {
+	if len(l) == 0 {
 		return ""
 	}
-	return "1"
+	return l[len(l)-1].ID
+}
+
+func lastCall(l []command.CallRow) string {
+	if len(l) == 0 {
+		return ""
+	}
+	return l[len(l)-1].ID
 }
 
 func sentAt(c command.CallRow) time.Time {

@@ -29,6 +29,7 @@ type visit struct {
 	at   string // the entry of the navigation
 
 	title  string     // of the document
+	stale  bool       // the form was refused because what it changes is another by now
 	told   string     // what was done
 	failed string     // or why it was not
 	form   url.Values // of a form that was refused, to be shown filled in
@@ -54,6 +55,10 @@ func (p *Pages) page(path string, d pageDef) {
 // dash serves a page of the dashboard.
 func (p *Pages) dash(d pageDef) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && p.over(r) {
+			p.keep(w, r)
+			return
+		}
 		who, ok := p.caller(w, r)
 		if !ok {
 			return
@@ -83,6 +88,7 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 			}
 			if err != nil {
 				e := plane.Public(err)
+				v.stale = e.Kind == plane.Conflict
 				if v.failed, v.form, status = e.Message, f, http.StatusConflict; e.Next != "" {
 					v.failed += " " + e.Next
 				}
@@ -178,8 +184,7 @@ func (v *visit) docTitle() string {
 	return v.title
 }
 
-// admin reports whether the viewer is an org admin, for sentences that say why a button is
-// not there.
+// asks counts what waits for a person.
 func (v *visit) asks() int { return len(v.st.Unknown) + len(v.st.Asked) }
 
 // entry is one of the navigation.

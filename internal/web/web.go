@@ -1,7 +1,7 @@
-// Package web is the pages: the connect page and its results, the OAuth
-// callback, signing in, and a connection with what changed at it. It promises that looking at a page changes nothing,
-// that every page works by keyboard and without script, and that no page shows a
-// secret or names what is somebody else's.
+// Package web is the pages: the dashboard, the connect page and its results, the OAuth
+// callback and signing in. It promises that looking at a page changes nothing, that every
+// page works by keyboard and without script, that what was typed is not lost when a form
+// is refused, and that no page shows a secret or names what is somebody else's.
 package web
 
 import (
@@ -16,6 +16,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/a-h/templ"
 
@@ -28,8 +30,17 @@ import (
 //go:embed assets/patchbay.css
 var stylesheet []byte
 
+//go:embed assets/htmx.js
+var htmx []byte
+
+//go:embed assets/htmx-sse.js
+var htmxSSE []byte
+
 //go:embed assets/patchbay.js
-var script []byte
+var ownScript []byte
+
+// script is one file: htmx, with what lets it follow a stream, and ours.
+var script = bytes.Join([][]byte{htmx, htmxSSE, ownScript}, []byte("\n"))
 
 // hashed names an asset by what it holds, so that it may be kept for ever.
 func hashed(ext string, b []byte) string {
@@ -47,13 +58,15 @@ type Options struct {
 	Log       *slog.Logger
 	PublicURL func() string
 	MCP       bool
-	Limits    [][2]string // by name, as they are in force
+	Ending    <-chan struct{} // closed: streams end
+	Limits    [][2]string     // by name, as they are in force
 }
 
 // Pages serves them.
 type Pages struct {
-	o   Options
-	mux *http.ServeMux
+	o        Options
+	mux      *http.ServeMux
+	watchers atomic.Int32 // open streams
 }
 
 // New makes the pages.
@@ -68,6 +81,7 @@ func New(o Options) *Pages {
 	p.runPages()
 	p.governPages()
 	p.mux.HandleFunc("POST /preferences/theme", p.theme)
+	p.mux.HandleFunc("GET /connections/events", p.watchConnections)
 	p.mux.HandleFunc("GET "+authn.SignInPath, p.signIn)
 	p.mux.HandleFunc("GET "+authn.CallbackPath, p.signedIn)
 	p.mux.HandleFunc(authn.LocalPath+"{code}", p.local)
@@ -90,7 +104,7 @@ func (p *Pages) asset(path, kind string, b []byte) {
 		h.Set("Content-Type", kind)
 		h.Set("Cache-Control", "public, max-age=31536000, immutable")
 		h.Set("Vary", "Accept-Encoding")
-		if err == nil && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		if err == nil && takesGzip(r) {
 			h.Set("Content-Encoding", "gzip")
 			w.Write(packed.Bytes())
 			return
@@ -136,10 +150,37 @@ func (p *Pages) site(r *http.Request) site {
 	return s
 }
 
+// packers compress pages. No page repeats a secret beside what another site can put there:
+// forms of another site are refused, and a secret is shown once, as the answer to one.
+var packers = sync.Pool{New: func() any {
+	z, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
+	if err != nil {
+		panic(err) // the level is one of gzip's
+	}
+	return z
+}}
+
+func takesGzip(r *http.Request) bool {
+	return strings.Contains(r.Header.Get("Accept-Encoding"), "gzip")
+}
+
 func (p *Pages) render(w http.ResponseWriter, r *http.Request, status int, page templ.Component) {
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.WriteHeader(status)
-	if err := page.Render(r.Context(), w); err != nil {
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Add("Vary", "Accept-Encoding")
+	var err error
+	if takesGzip(r) {
+		h.Set("Content-Encoding", "gzip")
+		w.WriteHeader(status)
+		z := packers.Get().(*gzip.Writer)
+		z.Reset(w)
+		err = errors.Join(page.Render(r.Context(), z), z.Close())
+		packers.Put(z)
+	} else {
+		w.WriteHeader(status)
+		err = page.Render(r.Context(), w)
+	}
+	if err != nil {
 		p.o.Log.Warn("a page could not be written", "path", route(r), "err", err)
 	}
 }

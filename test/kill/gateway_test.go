@@ -22,7 +22,9 @@ import (
 
 // What goes through the credential gateway is on record before it is sent, is sent once, and
 // is unknown when the process dies before the answer.
-func TestTheGatewayIsKilledOnSQLite(t *testing.T) { throughTheGateway(t, "sqlite", nil, min(kills(t), 8)) }
+func TestTheGatewayIsKilledOnSQLite(t *testing.T) {
+	throughTheGateway(t, "sqlite", nil, min(kills(t), 8))
+}
 
 // On PostgreSQL the replica that is there says it of the one that died.
 func TestTheGatewayIsKilledOnPostgres(t *testing.T) {

@@ -13,22 +13,17 @@
       box.focus();
     }
   });
-  const live = document.querySelector('[data-live]');
-  if (live && window.EventSource) {
-    const source = new EventSource(live.dataset.live);
-    let timer;
-    const reload = () => {
-      clearTimeout(timer);
-      timer = setTimeout(async () => {
-        if (document.activeElement && live.contains(document.activeElement) && /^(input|textarea|select)$/i.test(document.activeElement.tagName)) return;
-        const answer = await fetch(location.href, { headers: { Accept: 'text/html' } });
-        if (!answer.ok) return;
-        const next = new DOMParser().parseFromString(await answer.text(), 'text/html').querySelector('[data-live]');
-        if (next) live.replaceChildren(...next.childNodes);
-        if (!next || next.dataset.over) source.close();
-      }, 150);
-    };
-    source.onmessage = reload;
-    for (const kind of ['run_started', 'turn_started', 'text', 'tool_call', 'tool_result', 'approval_requested', 'approval_decided', 'call_unknown', 'call_resolved', 'run_waiting', 'run_resumed', 'run_ended']) source.addEventListener(kind, reload);
-  }
+  // What somebody is filling in is not taken away under their hands.
+  const touched = (el) => [...el.querySelectorAll('input, textarea, select')].some((f) =>
+    f === document.activeElement || (f.type === 'radio' || f.type === 'checkbox' ? f.checked !== f.defaultChecked : f.type !== 'hidden' && 'defaultValue' in f && f.value !== f.defaultValue));
+  document.addEventListener('htmx:beforeSwap', (e) => {
+    if (e.detail.target && e.detail.target.hasAttribute('data-live') && touched(e.detail.target)) e.detail.shouldSwap = false;
+  });
+  // What was done is read out after a save that did not load the page anew.
+  document.addEventListener('htmx:afterSettle', (e) => {
+    if (e.detail.target && e.detail.target.id === 'main') {
+      const told = document.querySelector('#main [data-told]');
+      if (told) told.focus({ preventScroll: true });
+    }
+  });
 })();
