@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"patchbay/internal/catalog"
 	"patchbay/internal/connect"
@@ -180,7 +181,7 @@ const (
 
 // goodLabel admits one line that shows as it is.
 func goodLabel(s string) error {
-	if len(s) > maxLabel || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }) {
+	if utf8.RuneCountInString(s) > maxLabel || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }) {
 		return plane.Errorf(plane.InvalidInput, "The label is one printable line of at most %d characters.", maxLabel).At("label")
 	}
 	return nil

@@ -97,7 +97,7 @@ func add(v *visit, f url.Values) (string, string, error) {
 		if err != nil {
 			return "", "", err
 		}
-		return fmt.Sprintf("The file is read: %d servers.", len(out.Servers)), "/connections", nil
+		return "The file is read: " + count(len(out.Servers), "server") + ".", "/connections", nil
 	}
 	in := &command.MCPAddInput{Name: strings.TrimSpace(f.Get("name")), Address: strings.TrimSpace(f.Get("url")), From: f.Get("from"), Scope: f.Get("scope"), Auth: f.Get("auth"), Label: strings.TrimSpace(f.Get("label")),
 		Agents: words(f.Get("agents")), ClientID: strings.TrimSpace(f.Get("client_id")), ClientSecret: f.Get("client_secret")}
@@ -202,7 +202,7 @@ func changeConnection(v *visit, f url.Values) (string, string, error) {
 		if err != nil {
 			return "", "", err
 		}
-		return fmt.Sprintf("It was read just now: %d tools.", out.Tools), here, nil
+		return "It was read just now: " + count(out.Tools, "tool") + ".", here, nil
 	case "connect":
 		out, err := ask[command.MCPAdded](v, "mcp.connect", &command.ConnectInput{Name: id})
 		if err != nil {
@@ -400,7 +400,7 @@ func hintsOf(tools []command.ToolRow) string {
 			none++
 		}
 	}
-	return fmt.Sprintf("%d tools, %d without a hint", len(tools), none)
+	return count(len(tools), "tool") + ", " + number(none) + " without a hint"
 }
 
 func noTools(s command.ServerRow) string {

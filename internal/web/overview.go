@@ -1,7 +1,6 @@
 package web
 
 import (
-	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -72,10 +71,10 @@ func overview(v *visit) (templ.Component, error) {
 func needs(st *command.Status, l *command.MCPList) []attention {
 	var out []attention
 	if n := len(st.Unknown); n > 0 {
-		out = append(out, attention{"unknown", fmt.Sprintf("%d calls whose outcome nobody knows", n), "They may have happened. Nothing is sent again until somebody says.", "/calls", "Say what happened"})
+		out = append(out, attention{"unknown", count(n, "call") + " whose outcome nobody knows", "They may have happened. Nothing is sent again until somebody says.", "/calls", "Say what happened"})
 	}
 	if n := len(st.Asked); n > 0 {
-		out = append(out, attention{"awaiting_approval", fmt.Sprintf("%d calls wait for an approval", n), "", "/approvals", "Look at them"})
+		out = append(out, attention{"awaiting_approval", count(n, "call") + " to approve or deny", "", "/approvals", "Look at them"})
 	}
 	if l != nil {
 		for _, s := range l.Servers {
@@ -114,11 +113,10 @@ func bars(s *command.Stats, of func(command.StatSlot) int64) []bar {
 
 func f1(x float64) string { return strconv.FormatFloat(x, 'f', 1, 64) }
 
-func slotCalls(t command.StatSlot) int64   { return int64(t.Calls) }
-func slotFailed(t command.StatSlot) int64  { return int64(t.Failed) }
-func slotGateway(t command.StatSlot) int64 { return int64(t.Gateway * 1000) }
-func slotP50(t command.StatSlot) int64     { return t.P50 }
-func slotP95(t command.StatSlot) int64     { return t.P95 }
+func slotCalls(t command.StatSlot) int64  { return int64(t.Calls) }
+func slotFailed(t command.StatSlot) int64 { return int64(t.Failed) }
+func slotP50(t command.StatSlot) int64    { return t.P50 }
+func slotP95(t command.StatSlot) int64    { return t.P95 }
 
 func ms(n int64) string {
 	if n < 1000 {

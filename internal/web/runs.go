@@ -70,7 +70,30 @@ func showRun(v *visit) (templ.Component, error) {
 		return nil, err
 	}
 	v.title = short(s.Run.Prompt, 60)
+	whole(v, s.Calls)
 	return runPage(v, s, q.Get("steps") == "failed"), nil
+}
+
+// whole fills in what was asked for by calls that nobody knows the end of: a person who has
+// to look there must know what for.
+func whole(v *visit, calls []command.CallRow) {
+	for i, n := 0, 0; i < len(calls) && n < maxUnknown; i++ {
+		if calls[i].State != string(plane.CallUnknown) {
+			continue
+		}
+		n++
+		if c, err := ask[command.CallRow](v, "calls.show", &command.CallInput{ID: calls[i].ID}); err == nil {
+			calls[i] = *c
+		}
+	}
+}
+
+// stepSays is the small print of a step.
+func stepSays(st command.Step) string {
+	if st.Detail == "" {
+		return st.Kind
+	}
+	return st.Kind + ", " + visible(short(st.Detail, 200))
 }
 
 // resolve says what became of an unknown call.
@@ -103,6 +126,7 @@ func showCalls(v *visit) (templ.Component, error) {
 	if err != nil {
 		return nil, err
 	}
+	whole(v, unknown.Calls)
 	return callsPage(v, unknown.Calls, all.Calls, q), nil
 }
 

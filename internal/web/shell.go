@@ -68,7 +68,7 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 			return
 		}
 		v := &visit{p: p, ctx: r.Context(), r: r, who: who, now: time.Now(), at: d.at, zone: zoneOf(r)}
-		status := http.StatusOK
+		status, show := http.StatusOK, d.show // of this request alone
 		if r.Method == http.MethodPost {
 			f, ok := p.form(w, r)
 			if !ok {
@@ -80,7 +80,7 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 			}
 			told, to, err := d.act(v, f)
 			if err == nil && v.once != nil {
-				v.told, d.show = told, v.once
+				v.told, show = told, v.once
 			} else if err == nil {
 				flash(w, told)
 				http.Redirect(w, r, to, http.StatusSeeOther)
@@ -96,7 +96,7 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 		} else {
 			v.told = told(w, r)
 		}
-		show, err := d.show(v)
+		inner, err := show(v)
 		if err == nil {
 			v.st, err = ask[command.Status](v, "status", &command.StatusInput{})
 		}
@@ -104,7 +104,7 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 			p.problem(w, r, err)
 			return
 		}
-		p.render(w, r, status, shell(v, show))
+		p.render(w, r, status, shell(v, inner))
 	}
 }
 

@@ -92,5 +92,20 @@ func nowIs(v *visit, field, now string) string {
 
 // inline has a form saved without loading the page anew, where there is script.
 func inline() templ.Attributes {
-	return templ.Attributes{"hx-boost": "true", "hx-target": "#main", "hx-select": "#main", "hx-swap": "outerHTML show:none", "hx-push-url": "false"}
+	return templ.Attributes{"hx-post": "", "hx-target": "#main", "hx-select": "#main", "hx-swap": "outerHTML show:none"}
+}
+
+// count says how many of something there are.
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return number(n) + " " + what + "s"
+}
+
+func allOr(list []string) string {
+	if len(list) == 0 {
+		return "all"
+	}
+	return joined(list)
 }

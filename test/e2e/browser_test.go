@@ -55,19 +55,20 @@ func (b *browser) do(what string, steps ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-func (b *browser) location() string {
-	u, _ := chromedp.Run(b.ctx, chromedp.Location())
-	return u
-}
+func (b *browser) location() string { return b.ask(chromedp.Location()) }
 
-func (b *browser) title() string {
-	s, _ := chromedp.Run(b.ctx, chromedp.Title())
-	return s
-}
+func (b *browser) title() string { return b.ask(chromedp.Title()) }
 
 // text is what the page says.
 func (b *browser) text() string {
-	s, _ := chromedp.Run(b.ctx, chromedp.Evaluate[string]("document.body ? document.body.innerText : ''"))
+	return b.ask(chromedp.Evaluate[string]("document.body ? document.body.innerText : ''"))
+}
+
+// ask has an empty answer when the page cannot say, which it cannot while a dialog is open.
+func (b *browser) ask(a chromedp.Action[string]) string {
+	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+	defer cancel()
+	s, _ := chromedp.Run(ctx, a)
 	return s
 }
 

@@ -20,7 +20,7 @@ func (s *stage) places() [][2]string {
 		{"overview", "/"}, {"agents", "/agents"}, {"agent-tools", "/agents/general"}, {"agent-runs", "/agents/general/runs"}, {"agent-settings", "/agents/payroll/settings"},
 		{"connections", "/connections"}, {"add-server", "/connections/add"}, {"connection", "/connections/" + s.conn}, {"tool", "/connections/" + s.conn + "/tools/look"},
 		{"remove", "/connections/" + s.conn + "/remove"}, {"registry", "/registry"}, {"proposals", "/proposals"}, {"proposal", "/proposals/payments/crm"},
-		{"runs", "/runs"}, {"run", "/runs/" + s.run}, {"run-evidence", "/runs/" + s.run + "?evidence=1"}, {"run-unknown", "/runs/" + s.paid}, {"calls", "/calls"}, {"call", "/calls/" + s.unknown},
+		{"runs", "/runs"}, {"run", "/runs/" + s.looked}, {"run-evidence", "/runs/" + s.looked + "?evidence=1"}, {"run-unknown", "/runs/" + s.paid}, {"calls", "/calls"}, {"call", "/calls/" + s.unknown},
 		{"approvals", "/approvals"}, {"why", "/why"}, {"why-answered", "/why?agent=general&tool=books%2Fpay"}, {"audit", "/audit"}, {"egress", "/egress"},
 		{"settings", "/settings"}, {"tokens", "/settings/tokens"}, {"keys", "/settings/keys"}, {"search", "/search?q=book"},
 	}

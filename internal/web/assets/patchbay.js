@@ -7,8 +7,10 @@
   }
   document.addEventListener('keydown', (e) => {
     if (e.key !== '/' || e.ctrlKey || e.metaKey || e.altKey || /^(input|textarea|select)$/i.test(e.target.tagName)) return;
-    const box = [...document.querySelectorAll('[data-find]')].find((el) => el.offsetParent);
+    const box = [...document.querySelectorAll('[data-find]')].find((el) => el.offsetParent); // true in a menu that is closed, too
     if (box) {
+      const menu = box.closest('details');
+      if (menu) menu.open = true;
       e.preventDefault();
       box.focus();
     }
