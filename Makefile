@@ -5,7 +5,7 @@ BIN := bin/patchbay
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-.PHONY: run build test lint pages inits ci-long race fuzz kill browser conformance bus large faults sample bench eval deps clean
+.PHONY: run build test lint pages inits ci-long race fuzz kill browser screenshots conformance bus large faults sample bench eval deps clean
 
 # Builds, and starts everything with a demo server. Needs Go, make and git.
 run: build
@@ -70,6 +70,12 @@ kill: deps
 browser: deps
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; }
 	go test -tags long -count=1 -timeout 10m -run '^TestSignIn' ./test/e2e
+
+# Pictures of every page in both themes, for the docs.
+screenshots: deps
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium; }
+	@mkdir -p docs/img
+	SCREENSHOTS=$(CURDIR)/docs/img go test -tags long -count=1 -timeout 10m -run '^TestSignInAndLookAtEveryPage$$$$' ./test/e2e
 
 # Random schedules of kills, pauses, lost connections and slow answers, on both
 # databases; ci-long plays a sample of them.

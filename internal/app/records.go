@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
@@ -123,7 +124,34 @@ func limitRows(l plane.Limits) [][2]string {
 	v := reflect.ValueOf(l)
 	for i := range v.NumField() {
 		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
-		out = append(out, [2]string{name, fmt.Sprint(v.Field(i).Interface())})
+		out = append(out, [2]string{name, limitText(name, v.Field(i).Interface())})
 	}
 	return out
+}
+
+// limitText writes a limit as people and the config file do.
+func limitText(name string, v any) string {
+	switch v := v.(type) {
+	case time.Duration:
+		s := v.String()
+		if strings.HasSuffix(s, "m0s") {
+			s = strings.TrimSuffix(s, "0s")
+		}
+		if strings.HasSuffix(s, "h0m") {
+			s = strings.TrimSuffix(s, "0m")
+		}
+		return s
+	case int:
+		if unit := strings.Contains(name, "bytes") || strings.HasSuffix(name, "_memory") || strings.HasSuffix(name, "_buffers") || strings.Contains(name, "result_kept"); !unit {
+			return strconv.Itoa(v)
+		}
+		switch {
+		case v >= 1<<20 && v%(1<<20) == 0:
+			return strconv.Itoa(v>>20) + " MiB"
+		case v >= 1<<10 && v%(1<<10) == 0:
+			return strconv.Itoa(v>>10) + " KiB"
+		}
+		return strconv.Itoa(v) + " bytes"
+	}
+	return fmt.Sprint(v)
 }

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/chromedp"
 )
 
@@ -22,13 +25,14 @@ func (s *stage) places() [][2]string {
 		{"remove", "/connections/" + s.conn + "/remove"}, {"registry", "/registry"}, {"proposals", "/proposals"}, {"proposal", "/proposals/payments/crm"},
 		{"runs", "/runs"}, {"run", "/runs/" + s.looked}, {"run-evidence", "/runs/" + s.looked + "?evidence=1"}, {"run-unknown", "/runs/" + s.paid}, {"calls", "/calls"}, {"call", "/calls/" + s.unknown},
 		{"approvals", "/approvals"}, {"why", "/why"}, {"why-answered", "/why?agent=general&tool=books%2Fpay"}, {"audit", "/audit"}, {"egress", "/egress"},
-		{"settings", "/settings"}, {"tokens", "/settings/tokens"}, {"keys", "/settings/keys"}, {"search", "/search?q=book"},
+		{"settings", "/settings"}, {"tokens", "/settings/tokens"}, {"keys", "/settings/keys"}, {"search", "/search?q=book"}, {"not-there", "/runs/run_0"},
 	}
 }
 
 // Every page in both themes, wide and narrow: axe finds nothing, the policy that it comes
-// with is not violated, nothing is wider than the screen. SCREENSHOTS names a directory
-// for pictures.
+// with is not violated, nothing is wider than the screen or needs a mouse, with text twice
+// as large and with colours that the system chose, too. SCREENSHOTS names a directory for
+// pictures.
 func TestSignInAndLookAtEveryPage(t *testing.T) {
 	s := newStage(t)
 	axe, err := os.ReadFile("../peers/node_modules/axe-core/axe.min.js")
@@ -44,19 +48,22 @@ func TestSignInAndLookAtEveryPage(t *testing.T) {
 				b.do("resize", chromedp.EmulateViewport(width, 900))
 				b.open(s.base + path)
 				where := fmt.Sprintf("%s, %s, %d px", name, theme, width)
+				if dir := os.Getenv("SCREENSHOTS"); dir != "" && width == 1280 {
+					b.eval(`document.querySelectorAll('dd').forEach((e) => { if (e.textContent.endsWith('/patchbay.yaml')) e.textContent = '/etc/patchbay/patchbay.yaml' }); ''`)
+					b.picture(filepath.Join(dir, name+"-"+theme+".png"))
+				}
 				if v := b.eval("JSON.stringify(window.violations)"); v != "[]" {
 					t.Errorf("%s: the policy is violated: %s", where, v)
 				}
-				if over := b.eval("String(document.documentElement.scrollWidth - document.documentElement.clientWidth)"); over != "0" {
-					t.Errorf("%s: %s px are beyond the screen", where, over)
+				b.fits(where)
+				for _, c := range b.list(outOfReach) {
+					t.Errorf("%s: the keyboard does not come to %s", where, c)
 				}
 				b.eval(string(axe) + "; ''")
 				for _, f := range b.axe() {
 					t.Errorf("%s: %s", where, f)
 				}
-				if dir := os.Getenv("SCREENSHOTS"); dir != "" && width == 1280 {
-					b.picture(filepath.Join(dir, name+"-"+theme+".png"))
-				}
+				b.strained(where)
 			}
 		}
 	}
@@ -65,6 +72,58 @@ func TestSignInAndLookAtEveryPage(t *testing.T) {
 	}
 	out := s.must("mcp", "add", "notes", s.newServer.Endpoint(), "--auth", "bearer")
 	look("connect", strings.TrimPrefix(link(t, out), s.base))
+	if _, err := chromedp.Call(b.ctx, network.ClearBrowserCookies, cdp.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Fields(s.must("signin"))
+	look("sign-in", strings.TrimPrefix(words[len(words)-1], s.base))
+	look("signed-out", "/connections")
+}
+
+// fits says how much of a page is beyond the side of the screen.
+func (b *browser) fits(where string) {
+	b.t.Helper()
+	if over := b.eval("String(document.documentElement.scrollWidth - document.documentElement.clientWidth)"); over != "0" {
+		b.t.Errorf("%s: %s px are beyond the screen: %q", where, over, b.list(widest))
+	}
+}
+
+// strained looks at the page with text twice as large, then with the system's colours.
+func (b *browser) strained(where string) {
+	b.t.Helper()
+	b.eval("document.documentElement.style.fontSize = '200%'; ''")
+	b.fits(where + ", text of 200 %")
+	for _, c := range b.list(cutOff) {
+		b.t.Errorf("%s, text of 200 %%: cut off: %s", where, c)
+	}
+	b.eval("document.documentElement.style.fontSize = ''; ''")
+	forced := func(v string) {
+		if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "forced-colors", Value: v}}}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	forced("active")
+	for _, c := range b.list(unmarked) {
+		b.t.Errorf("%s, forced colours: nothing tells %s from text", where, c)
+	}
+	forced("none")
+}
+
+// What is wrong on a page, as expressions that give a list of strings.
+const (
+	widest     = `[...document.querySelectorAll('body *')].filter((e) => e.checkVisibility() && !e.closest('.vh') && e.getBoundingClientRect().right > document.documentElement.clientWidth + 1).slice(-3).map((e) => e.outerHTML.slice(0, 90))`
+	outOfReach = `[...document.querySelectorAll('a, button, input:not([type=hidden]), select, textarea, summary')].filter((e) => { if (!e.checkVisibility({visibilityProperty: true}) || e.disabled) return false; e.focus(); return document.activeElement !== e || e.tabIndex < 0 }).concat([...document.querySelectorAll('[onclick], [tabindex]:not([tabindex="0"], [tabindex="-1"])')]).map((e) => e.outerHTML.slice(0, 120))`
+	cutOff     = `[...document.querySelectorAll('.btn, .chip, h1, h2, label, .input, .select')].filter((e) => e.checkVisibility({visibilityProperty: true}) && !e.closest('.vh') && e.clientHeight > 0 && e.scrollHeight > e.clientHeight + 2 && getComputedStyle(e).overflowY !== 'visible' && getComputedStyle(e).overflowY !== 'auto').map((e) => e.outerHTML.slice(0, 120))`
+	unmarked   = `[...document.querySelectorAll('.btn, .input, .select, .chip, [aria-current=page]')].filter((e) => e.checkVisibility({visibilityProperty: true}) && ['Top', 'Left'].every((s) => { const c = getComputedStyle(e); return c['border' + s + 'Style'] === 'none' || c['border' + s + 'Width'] === '0px' })).map((e) => e.outerHTML.slice(0, 120))`
+)
+
+// list is what a list of strings evaluates to.
+func (b *browser) list(js string) (out []string) {
+	b.t.Helper()
+	if err := json.Unmarshal([]byte(b.eval("JSON.stringify("+js+")")), &out); err != nil {
+		b.t.Fatal(err)
+	}
+	return out
 }
 
 func (b *browser) eval(js string) string {
