@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/subtle"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -145,12 +146,8 @@ func (a *Authenticator) Finish(ctx context.Context, r *http.Request) (cookies []
 	if subtle.ConstantTimeCompare([]byte(id.Nonce), []byte(f.Nonce)) != 1 {
 		return bad(nil)
 	}
-	var claims struct {
-		Email    string `json:"email"`
-		Verified any    `json:"email_verified"` // some issuers write it as a string
-		Name     string `json:"name"`
-	}
-	if err := id.Claims(&claims); err != nil {
+	claims, err := claimsOf(ctx, p, id, token)
+	if err != nil {
 		return bad(err)
 	}
 	who := identity{issuer: id.Issuer, subject: id.Subject, name: claims.Name}
@@ -163,6 +160,29 @@ func (a *Authenticator) Finish(ctx context.Context, r *http.Request) (cookies []
 	}
 	session, err := a.arrive(ctx, person.ID)
 	return []*http.Cookie{session, a.flowCookie("")}, f.Next, err
+}
+
+// claims are what an issuer says of a person.
+type claims struct {
+	Email    string `json:"email"`
+	Verified any    `json:"email_verified"` // some issuers write it as a string
+	Name     string `json:"name"`
+}
+
+// claimsOf reads them from the ID token, or where they are not there from UserInfo, as an
+// issuer may leave them to it (OpenID Connect Core 1.0, section 5.4).
+func claimsOf(ctx context.Context, p *oidc.Provider, id *oidc.IDToken, token *oauth2.Token) (c claims, err error) {
+	if err := id.Claims(&c); err != nil || c.Email != "" || p.UserInfoEndpoint() == "" {
+		return c, err
+	}
+	info, err := p.UserInfo(ctx, oauth2.StaticTokenSource(token))
+	if err != nil {
+		return c, err
+	}
+	if info.Subject != id.Subject { // section 5.3.2
+		return c, fmt.Errorf("authn: UserInfo is of %q, the ID token of %q", info.Subject, id.Subject)
+	}
+	return c, info.Claims(&c)
 }
 
 // accessHeader carries Cloudflare Access's assertion.

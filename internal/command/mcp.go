@@ -105,6 +105,7 @@ type MCPShow struct {
 	Resources    []string  `json:"resources,omitempty"` // their URIs, as the server wrote them
 	Prompts      []string  `json:"prompts,omitempty"`   // their names
 	Tools        []ToolRow `json:"tools"`
+	MayNot       string    `json:"may_not,omitempty"` // why the caller may not change it
 }
 
 // Text draws one connection. What the server wrote is shown with its invisible
@@ -275,12 +276,16 @@ func withoutQuery(endpoint string) string {
 }
 
 func showServer(d Deps, who plane.Principal, name string) (*MCPShow, error) {
-	a, err := connection(d.Policy(), who, name)
+	snap := d.Policy()
+	a, err := connection(snap, who, name)
 	if err != nil {
 		return nil, err
 	}
 	c := d.Catalogs.Get(a.ID)
 	out := &MCPShow{Server: serverRow(a, c), Version: a.Version, Tools: toolRows(a, c, d.Limits.DescriptionOffered)}
+	if den := snap.MayWrite(who, a.Scope); den != nil {
+		out.MayNot = den.Reason
+	}
 	if c != nil {
 		out.Revision, out.Implements, out.Instructions = c.Revision, c.Server, c.Instructions
 		out.Resources, out.Prompts = members(c.Resources, "uri"), members(c.Prompts, "name")

@@ -171,6 +171,17 @@ identity: {oidc: {issuer: %q, client_id: patchbay, client_secret_env: OIDC_SECRE
 	ada.until("On to")
 	ada.signIn(p.Issuer, "ada")
 	ada.until("notes is connected")
+	page := origin + "/connections/" + d.show("notes").Server.ID
+	ada.open(page)
+	ada.says("Save which are used")
+	if strings.Contains(ada.text(), "Only an org admin") {
+		t.Errorf("an admin is told that she may not:\n%s", ada.text())
+	}
+	grace.open(page)
+	grace.says("You may look at it and not change it. Only an org admin may change the org.")
+	if free := grace.eval(`String([...document.querySelectorAll('fieldset.governed button, fieldset.governed input')].filter((e) => !e.matches(':disabled') && e.type !== 'hidden').length)`); free != "0" || !strings.Contains(grace.text(), "Save which are used") {
+		t.Errorf("%s controls are free for who may not:\n%s", free, grace.text())
+	}
 	if out := d.must("ask", "What", "did", "I", "note?"); !strings.Contains(out, "buy oat milk") {
 		t.Errorf("answered %q", out)
 	}
