@@ -1,5 +1,5 @@
 // Command upstream is the fixed far end of every measurement: the official SDK's
-// server with echo, note, sleep, big and a hundred fillers; /seen counts the methods
+// server with echo, note, sleep, big and fillers; /seen counts the methods
 // that arrived. Big results are sent from prepared bytes:
 // encoding them anew would keep the machine busy with what is not measured.
 package main
@@ -22,6 +22,7 @@ import (
 
 func main() {
 	addr := flag.String("addr", "127.0.0.1:7100", "listen here, at /mcp")
+	fillers := flag.Int("fillers", 98, "tools beside those that are called")
 	flag.Parse()
 	srv := mcp.NewServer(&mcp.Implementation{Name: "bench-upstream", Version: "1"}, &mcp.ServerOptions{PageSize: 1000})
 	add := func(name, schema string, fn func(json.RawMessage) (string, error)) {
@@ -61,7 +62,7 @@ func main() {
 		n := in.Kib << 10
 		return strings.Repeat(line, n/len(line)+1)[:n], nil
 	})
-	for i := range 98 {
+	for i := range *fillers {
 		add(fmt.Sprintf("filler_%03d", i), `{"type":"object","properties":{"query":{"type":"string","description":"What to look for, in words."},"limit":{"type":"integer","minimum":1,"maximum":500}},"required":["query"]}`,
 			func(json.RawMessage) (string, error) { return "ok", nil })
 	}

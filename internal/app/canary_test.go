@@ -208,7 +208,7 @@ func (s *served) session() string {
 
 // lists notes what the listing commands answer, byte for byte.
 func (s *served) lists(note func(where string, v any)) {
-	for name, in := range map[string]any{"mcp.list": command.MCPListInput{}, "tokens.list": command.TokensListInput{}, "config.show": command.ConfigInput{}, "keys.status": command.KeysInput{}} {
+	for name, in := range map[string]any{"mcp.list": command.MCPListInput{}, "tokens.list": command.TokensListInput{}, "config.show": command.ConfigInput{}, "keys.status": command.KeysStatusInput{}} {
 		c := &http.Client{Transport: netguard.InfraSocket(filepath.Join(s.dir, "d", "patchbay.sock"))}
 		b, _ := json.Marshal(in)
 		resp, err := c.Post("http://x/api/commands/"+name, "application/json", strings.NewReader(string(b)))

@@ -28,6 +28,11 @@ type rotation struct {
 	a    *App
 	work connect.Rotation
 	mu   sync.Mutex // one at a time
+
+	count    sync.Mutex // guards what follows
+	counting chan struct{}
+	counted  []connect.KeyUse
+	at       time.Time
 }
 
 const metaRotating = "keys_rotating"
@@ -46,6 +51,46 @@ func (a *App) newRotation() *rotation {
 
 // Status counts the blobs of each key.
 func (r *rotation) Status(ctx context.Context) ([]connect.KeyUse, error) { return r.work.Status(ctx) }
+
+// countWait is how long a page waits for a count of all blobs.
+const countWait = 50 * time.Millisecond
+
+// Counted counts once for all who ask at the same time, and answers with the count
+// before when that takes longer than a moment.
+func (r *rotation) Counted(ctx context.Context) ([]connect.KeyUse, time.Time) {
+	r.count.Lock()
+	if r.counting == nil {
+		r.counting = make(chan struct{})
+		go r.recount(context.WithoutCancel(ctx))
+	}
+	done := r.counting
+	r.count.Unlock()
+	select {
+	case <-done:
+	case <-time.After(countWait):
+	case <-ctx.Done():
+	}
+	r.count.Lock()
+	defer r.count.Unlock()
+	return r.counted, r.at
+}
+
+func (r *rotation) recount(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	at := r.a.o.Clock.Now()
+	uses, err := r.work.Status(ctx)
+	if err != nil {
+		r.a.o.Log.Warn("what each key sealed could not be counted", "error", err)
+	}
+	r.count.Lock()
+	defer r.count.Unlock()
+	if err == nil {
+		r.counted, r.at = uses, at
+	}
+	close(r.counting)
+	r.counting = nil
+}
 
 // own is the key file that Patchbay made, or "".
 func (r *rotation) own() string {

@@ -24,6 +24,9 @@ type Tokens interface {
 // Keys is the rotation of the key ring.
 type Keys interface {
 	Status(ctx context.Context) ([]connect.KeyUse, error)
+	// Counted is Status as it was last counted, and when that was, where counting takes
+	// longer than a moment; before the first count has ended there is nothing.
+	Counted(ctx context.Context) ([]connect.KeyUse, time.Time)
 	Rotate(ctx context.Context) (KeysRotated, error)
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"patchbay/internal/connect"
 	"patchbay/internal/plane"
@@ -14,9 +15,15 @@ import (
 // KeysInput takes nothing.
 type KeysInput struct{}
 
+// KeysStatusInput says how exact a count is wanted.
+type KeysStatusInput struct {
+	Recent bool `json:"recent,omitempty" help:"As last counted, where counting takes longer than a moment."`
+}
+
 // KeysStatus is the ring and what each key sealed.
 type KeysStatus struct {
-	Keys []connect.KeyUse `json:"keys"`
+	Keys      []connect.KeyUse `json:"keys"`
+	CountedAt time.Time        `json:"counted_at,omitzero"` // with recent; zero: the first count is under way
 }
 
 // Text draws the keys.
@@ -127,9 +134,13 @@ func keyCommands(d Deps) []*Command {
 	}
 	return []*Command{
 		define(About{Name: "keys.status", Summary: "Counts the sealed values of each key of the ring.", ReadOnly: true, Right: plane.AdminRight, Example: "keys status"},
-			func(ctx context.Context, who plane.Principal, _ *KeysInput) (*KeysStatus, error) {
+			func(ctx context.Context, who plane.Principal, in *KeysStatusInput) (*KeysStatus, error) {
 				if err := admin(who); err != nil {
 					return nil, err
+				}
+				if in.Recent {
+					ks, at := d.Keys.Counted(ctx)
+					return &KeysStatus{Keys: ks, CountedAt: at}, nil
 				}
 				ks, err := d.Keys.Status(ctx)
 				return &KeysStatus{Keys: ks}, err

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"patchbay/internal/plane"
 )
@@ -27,14 +28,17 @@ const (
 	streamingBody = "STREAMING-"
 )
 
-var awsAuth = regexp.MustCompile(`^AWS4-HMAC-SHA256 +Credential=([^/, ]+)/(\d{8})/([a-z0-9-]{1,64})/([a-z0-9-]{1,64})/aws4_request, *SignedHeaders=([a-z0-9;_-]+), *Signature=[0-9a-f]{64}$`)
+// awsAuth is compiled when it is first used: no start pays for it.
+var awsAuth = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^AWS4-HMAC-SHA256 +Credential=([^/, ]+)/(\d{8})/([a-z0-9-]{1,64})/([a-z0-9-]{1,64})/aws4_request, *SignedHeaders=([a-z0-9;_-]+), *Signature=[0-9a-f]{64}$`)
+})
 
 func (x signsAWS) inject(req *http.Request, p placed) (bool, error) {
 	auth := req.Header["Authorization"]
 	if len(auth) != 1 {
 		return false, nil
 	}
-	m := awsAuth.FindStringSubmatch(auth[0])
+	m := awsAuth().FindStringSubmatch(auth[0])
 	if m == nil || m[1] != p.mark {
 		return false, nil
 	}

@@ -66,11 +66,11 @@ func (s *Scanner) text(text, linked, home string) []Finding {
 		add(FoundInvisible, "characters that nobody sees")
 	}
 	for _, t := range traps {
-		if t.re.MatchString(text) {
+		if t.re().MatchString(text) {
 			add(FoundTrap, t.what)
 		}
 	}
-	for _, raw := range linkRE.FindAllString(linked, 200) {
+	for _, raw := range linkRE().FindAllString(linked, 200) {
 		if !s.linkable(raw, home) {
 			add(FoundLink, "a link to a host that is not on the list")
 		}
@@ -100,12 +100,12 @@ func (s *Scanner) credentials(text string, add func(kind, what string)) {
 	for _, f := range found {
 		add(FoundCredential, "what looks like a credential ("+f.RuleID+")")
 	}
-	for _, m := range userInfoRE.FindAllStringSubmatch(text, 50) {
+	for _, m := range userInfoRE().FindAllStringSubmatch(text, 50) {
 		if !stands(m[1]) {
 			add(FoundCredential, "an address with a password in it")
 		}
 	}
-	for _, m := range proseRE.FindAllStringSubmatch(text, 50) {
+	for _, m := range proseRE().FindAllStringSubmatch(text, 50) {
 		if secretLooking(m[2]) {
 			add(FoundCredential, "a "+strings.ToLower(m[1])+" in words")
 		}
@@ -119,9 +119,9 @@ func (s *Scanner) forget() {
 }
 
 var (
-	userInfoRE = regexp.MustCompile(`(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@"'<>]{0,100}:([^\s/@"'<>]{1,200})@`)
-	proseRE    = regexp.MustCompile(`(?i)\b(password|passwd|passphrase|api[ _-]?key|secret|token)\b\s*(?:is|was|=|:)\s*["'` + "`" + `]?([^\s"'` + "`" + `,;]{6,200})`)
-	linkRE     = regexp.MustCompile(`(?i)\bhttps?://[^\s"'<>()\[\]{}` + "`" + `]{1,500}`)
+	userInfoRE = atFirst(`(?i)\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@"'<>]{0,100}:([^\s/@"'<>]{1,200})@`)
+	proseRE    = atFirst(`(?i)\b(password|passwd|passphrase|api[ _-]?key|secret|token)\b\s*(?:is|was|=|:)\s*["'` + "`" + `]?([^\s"'` + "`" + `,;]{6,200})`)
+	linkRE     = atFirst(`(?i)\bhttps?://[^\s"'<>()\[\]{}` + "`" + `]{1,500}`)
 )
 
 // stands reports that a value only stands for one.
@@ -150,21 +150,27 @@ func secretLooking(v string) bool {
 	return letters && (digits || others)
 }
 
+// atFirst compiles an expression when it is first used: together they were a tenth of
+// the start of every command.
+func atFirst(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
+
 // trap is a way of steering a model from a description.
 type trap struct {
 	what string
-	re   *regexp.Regexp
+	re   func() *regexp.Regexp
 }
 
 // traps are what descriptions of tools were seen to do, in the words they do it with.
 var traps = []trap{
-	{"words that take back earlier instructions", regexp.MustCompile(`(?i)\b(ignore|disregard|forget|override|bypass)\b[^.\n]{0,40}\b(previous|prior|above|earlier|preceding|system|your|all other)\b[^.\n]{0,30}\b(instruction|prompt|rule|guideline|directive|polic)`)},
-	{"words that hide something from people", regexp.MustCompile(`(?i)\b(do not|don't|dont|never|must not|without)\b[^.\n]{0,25}\b(tell(?:ing)?|mention(?:ing)?|inform(?:ing)?|reveal(?:ing)?|notify(?:ing)?|alert(?:ing)?|disclos(?:e|ing))\b[^.\n]{0,25}\b(user|human|person|operator|anyone|anybody)\b`)},
-	{"tags that pose as the host's", regexp.MustCompile(`(?i)<\s*/?\s*(important|system|secret|instructions?|hidden|admin|critical|system-reminder)\s*>`)},
-	{"a file where secrets rest", regexp.MustCompile(`(?i)(~/\.ssh\b|\bid_rsa\b|\bid_ed25519\b|\.aws/credentials|\.cursor/mcp\.json|\.netrc\b|/etc/shadow\b|\.git-credentials)`)},
-	{"words that order another tool's use", regexp.MustCompile(`(?i)\b(before|prior to|instead of|whenever)\b[^.\n]{0,30}\b(using|calling|invoking|you use|you call|executing)\b[^.\n]{0,20}\b(any|every|all|other|another)\b[^.\n]{0,20}\btools?\b[^.\n]{0,60}\b(must|always|first|required)\b`)},
-	{"words that ask for the conversation", regexp.MustCompile(`(?i)\b(pass|send|include|put|provide|append|forward|copy)\b[^.\n]{0,40}\b(entire|full|whole|complete|all)\b[^.\n]{0,20}\b(conversation|chat|system prompt|message history|context window)\b`)},
-	{"text in an encoding that only machines read", regexp.MustCompile(`(?i)\b(base64|rot13|hex)[- ]?(decode|encoded)\b[^.\n]{0,60}\b(follow|execute|obey|run)\b`)},
+	{"words that take back earlier instructions", atFirst(`(?i)\b(ignore|disregard|forget|override|bypass)\b[^.\n]{0,40}\b(previous|prior|above|earlier|preceding|system|your|all other)\b[^.\n]{0,30}\b(instruction|prompt|rule|guideline|directive|polic)`)},
+	{"words that hide something from people", atFirst(`(?i)\b(do not|don't|dont|never|must not|without)\b[^.\n]{0,25}\b(tell(?:ing)?|mention(?:ing)?|inform(?:ing)?|reveal(?:ing)?|notify(?:ing)?|alert(?:ing)?|disclos(?:e|ing))\b[^.\n]{0,25}\b(user|human|person|operator|anyone|anybody)\b`)},
+	{"tags that pose as the host's", atFirst(`(?i)<\s*/?\s*(important|system|secret|instructions?|hidden|admin|critical|system-reminder)\s*>`)},
+	{"a file where secrets rest", atFirst(`(?i)(~/\.ssh\b|\bid_rsa\b|\bid_ed25519\b|\.aws/credentials|\.cursor/mcp\.json|\.netrc\b|/etc/shadow\b|\.git-credentials)`)},
+	{"words that order another tool's use", atFirst(`(?i)\b(before|prior to|instead of|whenever)\b[^.\n]{0,30}\b(using|calling|invoking|you use|you call|executing)\b[^.\n]{0,20}\b(any|every|all|other|another)\b[^.\n]{0,20}\btools?\b[^.\n]{0,60}\b(must|always|first|required)\b`)},
+	{"words that ask for the conversation", atFirst(`(?i)\b(pass|send|include|put|provide|append|forward|copy)\b[^.\n]{0,40}\b(entire|full|whole|complete|all)\b[^.\n]{0,20}\b(conversation|chat|system prompt|message history|context window)\b`)},
+	{"text in an encoding that only machines read", atFirst(`(?i)\b(base64|rot13|hex)[- ]?(decode|encoded)\b[^.\n]{0,60}\b(follow|execute|obey|run)\b`)},
 }
 
 // invisible reports characters that change what is read without being seen: tags,

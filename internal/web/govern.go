@@ -49,11 +49,11 @@ func (p *Pages) governPages() {
 	p.page("/settings/tokens", pageDef{at: "/settings", show: func(v *visit) (templ.Component, error) { return showTokens(v, nil) }, act: changeTokens})
 	p.page("/settings/keys", pageDef{at: "/settings", show: func(v *visit) (templ.Component, error) {
 		v.title = "Keys"
-		k, err := ask[command.KeysStatus](v, "keys.status", &command.KeysInput{})
+		k, err := ask[command.KeysStatus](v, "keys.status", &command.KeysStatusInput{Recent: true})
 		if err != nil {
 			return nil, err
 		}
-		return keysPage(v, k.Keys), nil
+		return keysPage(v, k), nil
 	}, act: func(v *visit, f url.Values) (string, string, error) {
 		if f.Get("do") != "rotate" {
 			return "", "", unknownForm()

@@ -127,7 +127,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	}
 	c := client.New("http://x", netguard.InfraSocket(filepath.Join(r.data, "patchbay.sock")))
 	status := func() (out command.KeysStatus) {
-		if err := c.Command(t.Context(), "keys.status", command.KeysInput{}, &out); err != nil {
+		if err := c.Command(t.Context(), "keys.status", command.KeysStatusInput{}, &out); err != nil {
 			t.Fatal(err)
 		}
 		return out
