@@ -22,7 +22,7 @@ const module = "patchbay/"
 var allowed = map[string]string{
 	"cmd/patchbay": "app client command consent bridge egress netguard plane secret",
 
-	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run sandbox secret store telemetry upstream vault web",
+	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run sandbox secret slack store telemetry upstream vault web",
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane registry run secret",
@@ -30,6 +30,7 @@ var allowed = map[string]string{
 	"internal/client":  "plane",
 	"internal/ingress": "bridge command mcp plane",
 	"internal/natsbus": "plane",
+	"internal/slack":   "command plane run",
 
 	// use cases: the product
 	"internal/command":  "authn bridge catalog connect consent ledger plane policy registry run secret",

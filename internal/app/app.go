@@ -38,6 +38,7 @@ import (
 	"patchbay/internal/registry"
 	"patchbay/internal/run"
 	"patchbay/internal/secret"
+	"patchbay/internal/slack"
 	"patchbay/internal/store"
 	"patchbay/internal/telemetry"
 	"patchbay/internal/upstream"
@@ -88,6 +89,8 @@ type App struct {
 	watcher    *registry.Watcher
 	mirror     *registry.Mirror // nil for none
 	bus        *natsbus.Bus
+	slack      *slack.Bot
+	commands   *command.Registry
 	nats       *natsserver.Server // the one inside
 	egress     *egress.Proxy      // nil for none
 	ca         *egress.CA
@@ -162,7 +165,10 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 	if err := a.openEgress(ctx); err != nil {
 		return a, err
 	}
-	return a, a.openBus()
+	if err := a.openBus(); err != nil {
+		return a, err
+	}
+	return a, a.openSlack()
 }
 
 func owner() string {
@@ -256,6 +262,7 @@ func (a *App) surfaces() {
 		Records: records{a.store, a}, Renew: a.refreshPolicy, Now: a.o.Clock.Now, Unseal: a.unseal, Sign: a.ring.SignBy,
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
+	a.commands = reg
 	mcpServer := ingress.New(reg, a.o.Version, a.principal)
 	pages := web.New(web.Options{Limits: limitRows(a.cfg.Limits), Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On(), Ending: a.ending.streams})
 	rest := api.New(api.Options{Teams: command.NewTeamServers(deps, a.registry), Gallery: a.registry, Open: a.cfg.Registry.Public || a.cfg.localOnly(), Keys: a.signingKeys, Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
@@ -381,6 +388,7 @@ func (a *App) Close() error {
 	for _, s := range a.servers {
 		s.Close() // Run has drained it; New that failed has none
 	}
+	a.closeSlack()
 	a.closeBus()
 	if a.egress != nil {
 		a.egress.Close(a.cfg.Limits.Drain)

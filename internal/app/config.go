@@ -39,6 +39,7 @@ type Config struct {
 
 	Registry    RegistryConfig `yaml:"registry"`
 	NATS        NATSConfig     `yaml:"nats"`
+	Slack       SlackConfig    `yaml:"slack"`
 	Placeholder string         `yaml:"placeholder"` // the value that env of declarations has
 
 	GitHubApps map[string]GitHubAppConfig `yaml:"github_apps"`
@@ -131,6 +132,9 @@ type TeamConfig struct {
 	RepoTokenEnv string                      `yaml:"repo_token_env"` // the variable that holds its token
 	Destinations *[]string                   `yaml:"destinations"`   // in place of the agents' own
 	Connections  map[string]ConnectionConfig `yaml:"connections"`
+
+	SlackChannels []string `yaml:"slack_channels"` // by id: whoever speaks there is of the team, for that
+	Agent         string   `yaml:"agent"`          // who answers in them
 }
 
 // ConnectionConfig is one pinned connection.
@@ -399,11 +403,11 @@ func (c *Config) validate() error {
 		return c.bad("retention", "retention: a length of time is not negative; 0 keeps for ever.")
 	}
 	for name := range c.Teams {
-		if !plane.ValidSlug(name) {
-			return c.bad("teams", "teams: %q is no slug; use a-z, 0-9 and -, at most %d characters.", name, plane.MaxSlug)
+		if ch, ok := strings.CutPrefix(name, plane.ChannelTeam("")); !plane.ValidSlug(name) && !(ok && plane.ValidChannel(ch)) {
+			return c.bad("teams", "teams: %q is no slug, of a-z, 0-9 and -, at most %d characters, and no slack:<channel id>.", name, plane.MaxSlug)
 		}
 	}
-	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkEgress, c.checkSandbox, c.checkVault, c.checkGitHubApps} {
+	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkSlack, c.checkEgress, c.checkSandbox, c.checkVault, c.checkGitHubApps} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -75,6 +75,10 @@ func (a *App) strand(ctx context.Context) error {
 	return a.store.Write(ctx, func(t plane.Tx) error { return a.store.StrandEgress(t, t.Now().Add(-strandEvery)) })
 }
 
+// chatKept is how long it is known that an event of a chat was answered; Slack sends one
+// again within hours.
+const chatKept = 14 * 24 * time.Hour
+
 // forget sweeps what is older than its retention.
 func (a *App) forget(ctx context.Context) error {
 	now := a.o.Clock.Now()
@@ -82,7 +86,7 @@ func (a *App) forget(ctx context.Context) error {
 	for _, s := range []struct {
 		age  time.Duration
 		what func(context.Context, time.Time) error
-	}{{r.Results, a.store.SweepResults}, {r.Events, a.store.SweepEvents}, {r.Records, a.store.SweepRecords}, {r.Records, a.store.SweepDeclarations}, {r.Records, a.auditor.Cut}, {r.Egress, a.store.SweepEgress}} {
+	}{{r.Results, a.store.SweepResults}, {r.Events, a.store.SweepEvents}, {r.Records, a.store.SweepRecords}, {r.Records, a.store.SweepDeclarations}, {r.Records, a.auditor.Cut}, {r.Egress, a.store.SweepEgress}, {chatKept, a.store.SweepChat}} {
 		if s.age <= 0 {
 			continue
 		}

@@ -168,7 +168,7 @@ func (c *Config) rules(connections []plane.Connection, standing []plane.Rule) (p
 	agents, err := c.agents()
 	teams := map[string]policy.Team{}
 	for name, t := range c.Teams {
-		teams[name] = policy.Team{Members: t.Members, ConfigWrite: t.ConfigWrite}
+		teams[name] = policy.Team{Members: t.Members, ConfigWrite: t.ConfigWrite, Channels: t.SlackChannels}
 	}
 	return policy.Rules{Agents: agents, Connections: connections, Teams: teams, Admins: c.Identity.Admins, Approvals: standing}, err
 }

@@ -39,7 +39,8 @@ const metaRotating = "keys_rotating"
 
 func (a *App) newRotation() *rotation {
 	binds := map[string]func(plane.Sealed) secret.Bind{"credential": connect.CredentialBind, "revocation": connect.RevocationBind,
-		"secret": vault.SealedBind, "authority": egress.AuthorityBind, "ticket": consent.TicketBind, "client": consent.ClientBind}
+		"secret": vault.SealedBind, "authority": egress.AuthorityBind, "ticket": consent.TicketBind, "client": consent.ClientBind,
+		"chat": func(s plane.Sealed) secret.Bind { return chatBind(s.Key) }}
 	places := store.SealedPlaces()
 	for _, p := range places {
 		if binds[p] == nil {

@@ -235,6 +235,20 @@ func (a *Authenticator) identified(ctx context.Context, who identity) (plane.Per
 	return p, err
 }
 
+// Voucher is what a chat's workspace says of one of its members. Email is empty unless the
+// workspace made the account.
+type Voucher struct{ Issuer, Subject, Email, Name string }
+
+// Vouched is a member as a person. One whose address the workspace vouches for is whoever
+// has that address elsewhere; another, or one where nobody can sign in, is known to that
+// workspace alone, and a link of theirs is bound to whoever opens it first.
+func (a *Authenticator) Vouched(ctx context.Context, v Voucher) (plane.Principal, error) {
+	if v.Email == "" || a.LocalOnly() {
+		return plane.Principal{Kind: plane.KindPerson, ID: v.Issuer + "/" + v.Subject, Rights: plane.AllRights}, nil
+	}
+	return a.assertedPerson(ctx, identity{issuer: v.Issuer, subject: v.Subject, email: v.Email, name: v.Name})
+}
+
 // identity is what an issuer says of somebody. email is empty unless the issuer
 // says that it is verified.
 type identity struct{ issuer, subject, email, name string }

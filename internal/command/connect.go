@@ -451,3 +451,11 @@ func connectServer(ctx context.Context, d Deps, who plane.Principal, in *Connect
 	out.SignInURL = l.URL
 	return out, nil
 }
+
+// Ticket is what a link's end is waited for by; it opens nothing.
+func (o *MCPAdded) Ticket() string { return o.hash }
+
+// AwaitLink is what Settle takes of a link that was given out before a restart.
+func AwaitLink(server, ticket string) *MCPAdded {
+	return &MCPAdded{Server: ServerRow{Name: server}, hash: ticket}
+}

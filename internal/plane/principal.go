@@ -19,13 +19,16 @@ const (
 
 // Principal is who is calling. It is comparable.
 type Principal struct {
-	Kind   PrincipalKind
-	ID     string // cli:local, issuer|subject of the person, or the token's id
-	Email  string // only if the issuer says it is verified
-	Team   string // the team this request belongs to, if any
-	Agent  string // the agent of an agent token
-	Rights Rights // what a token may do; a session may everything its person may
-	Token  string // id of the token that was shown, or ""
+	Kind  PrincipalKind
+	ID    string // cli:local, issuer|subject of the person, or the token's id
+	Email string // only if the issuer says it is verified
+	Team  string // the team this request belongs to, if any
+	// Channel is the Slack channel that the request was made in, as Slack says; whoever
+	// speaks there belongs to the channel's team for that request.
+	Channel string
+	Agent   string // the agent of an agent token
+	Rights  Rights // what a token may do; a session may everything its person may
+	Token   string // id of the token that was shown, or ""
 }
 
 // Local is the caller on the socket in the data directory: an org admin with a
@@ -34,6 +37,22 @@ var Local = Principal{Kind: KindLocal, ID: "cli:local", Rights: AllRights}
 
 // HasUserScope reports whether the caller owns a user scope.
 func (p Principal) HasUserScope() bool { return p.Kind == KindLocal || p.Kind == KindPerson }
+
+// ValidChannel reports whether an id is one that Slack gives channels.
+func ValidChannel(id string) bool {
+	if len(id) < 3 || len(id) > 24 || id[0] != 'C' && id[0] != 'G' {
+		return false
+	}
+	for _, c := range []byte(id) {
+		if (c < 'A' || c > 'Z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// ChannelTeam is the team that a Slack channel is where config maps it to none.
+func ChannelTeam(channel string) string { return "slack:" + channel }
 
 // NamesUser reports whether the caller's token stands for a person, or a person is
 // there.

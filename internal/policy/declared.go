@@ -72,7 +72,7 @@ func NotInTeam(p plane.Principal) *Denial {
 
 // InTeam reports whether a person belongs to a team; no agent does by its token.
 func (s *Snapshot) InTeam(p plane.Principal, team string) bool {
-	return team != "" && p.Kind != plane.KindAgent && p.Kind != plane.KindVisitor && isAny(s.teams[team].Members, p)
+	return team != "" && p.Kind != plane.KindAgent && p.Kind != plane.KindVisitor && s.belongs(p, team)
 }
 
 // MayCurate is the gate of accepting and forgetting: a member of the team; where the team
@@ -98,7 +98,20 @@ func (s *Snapshot) MayCurate(p plane.Principal, team string, d *plane.Declaratio
 }
 
 // impliedTeam begins the name of a team that is a Slack channel and nothing more.
-const impliedTeam = "slack:"
+var impliedTeam = plane.ChannelTeam("")
+
+// ChannelTeam is the team that a Slack channel is: as config maps it, else one of its own.
+func (s *Snapshot) ChannelTeam(channel string) string {
+	if t, ok := s.mapped[channel]; ok {
+		return t
+	}
+	return plane.ChannelTeam(channel)
+}
+
+// belongs reports whether a person is of a team: by config, or by speaking in its channel.
+func (s *Snapshot) belongs(p plane.Principal, team string) bool {
+	return isAny(s.teams[team].Members, p) || p.Channel != "" && s.ChannelTeam(p.Channel) == team
+}
 
 // TeamsOf are the teams that a person is in, in order of their names.
 func (s *Snapshot) TeamsOf(p plane.Principal) []string {

@@ -30,7 +30,7 @@ func (s *Snapshot) Operator(p plane.Principal, agent string) bool {
 
 // Member reports whether the caller belongs to a team.
 func (s *Snapshot) Member(p plane.Principal, team string) bool {
-	return p.Kind == plane.KindAgent && p.Team == team || isAny(s.teams[team].Members, p)
+	return p.Kind == plane.KindAgent && p.Team == team || s.belongs(p, team)
 }
 
 // Team reports whether there is a team of that name.
@@ -85,7 +85,7 @@ func (s *Snapshot) MayWrite(p plane.Principal, sc plane.Scope) *Denial {
 		return no("Only its person may change a user scope.")
 	case plane.ScopeTeam:
 		t, ok := s.teams[sc.Name]
-		if !ok || !s.Admin(p) && !isAny(t.Members, p) {
+		if !ok && !s.belongs(p, sc.Name) || !s.Admin(p) && !s.belongs(p, sc.Name) {
 			return no(NotInTeam(p).Reason)
 		}
 		if s.Admin(p) || isAny(t.ConfigWrite, p) && p.Rights.Has(plane.ConfigWrite) {

@@ -29,8 +29,9 @@ type Rules struct {
 	Reach map[plane.AgentTeam][]plane.Destination
 }
 
-// Team is who belongs to a team, and who of them may change its settings.
-type Team struct{ Members, ConfigWrite []string }
+// Team is who belongs to a team, who of them may change its settings, and which Slack
+// channels it is.
+type Team struct{ Members, ConfigWrite, Channels []string }
 
 // Snapshot is a compiled policy. It is immutable and safe for concurrent use.
 type Snapshot struct {
@@ -38,6 +39,7 @@ type Snapshot struct {
 	byID   map[plane.ConnectionID]*entry
 	order  []*entry // by tier, then slug
 	teams  map[string]Team
+	mapped map[string]string // teams by Slack channel
 	admins []string
 	rules  map[ruleKey]plane.Rule
 
@@ -58,6 +60,12 @@ type entry struct {
 // Compile checks the rules against each other and freezes them.
 func Compile(r Rules) (*Snapshot, error) {
 	s := &Snapshot{agents: r.Agents, byID: map[plane.ConnectionID]*entry{}, teams: r.Teams, admins: r.Admins, rules: map[ruleKey]plane.Rule{}, attached: r.Attached, reach: r.Reach, addedFrom: map[string][]*entry{}}
+	s.mapped = map[string]string{}
+	for name, t := range r.Teams {
+		for _, ch := range t.Channels {
+			s.mapped[ch] = name
+		}
+	}
 	for _, v := range r.Approvals {
 		s.rules[ruleKey{v.Agent, v.Connection, v.Tool}] = v
 	}
@@ -289,7 +297,7 @@ func (s *Snapshot) reaches(sc plane.Scope, agent string, p plane.Principal) bool
 		if sc.Name == "" || sc.Name != p.Team {
 			return false
 		}
-		return p.Kind == plane.KindAgent || isAny(s.teams[sc.Name].Members, p)
+		return p.Kind == plane.KindAgent || s.belongs(p, sc.Name)
 	case plane.ScopeUser:
 		return p.Kind != plane.KindService && p.Is(sc.Name)
 	}

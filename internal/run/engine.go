@@ -254,8 +254,20 @@ func (e *Engine) claim(ctx context.Context, id plane.RunID) error {
 	return nil
 }
 
+// Asked is where a question was asked.
+type Asked struct {
+	Conversation string                                 // a thread that goes on over several runs; "" for the caller's own
+	Before       string                                 // what was said in it before, for the model
+	Also         func(t plane.Tx, id plane.RunID) error // is written with the run, or neither is
+}
+
 // Begin records a new run and has it worked on.
 func (e *Engine) Begin(ctx context.Context, who plane.Principal, agent, prompt string) (plane.Run, error) {
+	return e.BeginIn(ctx, who, agent, prompt, Asked{})
+}
+
+// BeginIn is Begin in a conversation.
+func (e *Engine) BeginIn(ctx context.Context, who plane.Principal, agent, prompt string, in Asked) (plane.Run, error) {
 	switch a, ok := e.o.Agents.Agent(agent); {
 	case !ok:
 		return plane.Run{}, plane.Errorf(plane.NotFound, "There is no agent %q.", agent).At("agent").Then("patchbay agents list")
@@ -269,7 +281,16 @@ func (e *Engine) Begin(ctx context.Context, who plane.Principal, agent, prompt s
 		}
 	}
 	r := plane.Run{ID: plane.NewRunID(e.o.Clock.Now()), Agent: agent, Principal: who.ID, Caller: who, Prompt: prompt, State: plane.RunQueued, Conversation: plane.ThreadOf(who)}
-	if err := e.o.Store.Write(ctx, func(t plane.Tx) error { return e.insert(t, &r) }); err != nil {
+	if in.Conversation != "" {
+		r.Conversation = in.Conversation
+	}
+	err := e.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := e.insert(t, &r, in.Before); err != nil || in.Also == nil {
+			return err
+		}
+		return in.Also(t, r.ID)
+	})
+	if err != nil {
 		return plane.Run{}, err
 	}
 	e.nudge()
@@ -277,15 +298,24 @@ func (e *Engine) Begin(ctx context.Context, who plane.Principal, agent, prompt s
 }
 
 // insert records a new run with its first message.
-func (e *Engine) insert(t plane.Tx, r *plane.Run) error {
+func (e *Engine) insert(t plane.Tx, r *plane.Run, before string) error {
 	r.CreatedAt = t.Now()
 	if err := e.o.Store.InsertRun(t, r, e.seal(r.ID, "prompt", []byte(r.Prompt))); err != nil {
 		return err
 	}
-	if err := e.addMessage(t, r.ID, 1, plane.Message{Role: "user", Parts: []plane.Part{{Text: r.Prompt}}}); err != nil {
+	if err := e.addMessage(t, r.ID, 1, firstMessage(before, r.Prompt)); err != nil {
 		return err
 	}
 	return e.o.Store.AddAudit(t, plane.AuditEntry{Who: r.Principal, Action: "run.start", What: string(r.ID), Decision: "allow"})
+}
+
+// firstMessage is the question, after what was said before it.
+func firstMessage(before, prompt string) plane.Message {
+	m := plane.Message{Role: "user", Parts: []plane.Part{{Text: prompt}}}
+	if before != "" {
+		m.Parts = []plane.Part{{Text: before}, {Text: prompt}}
+	}
+	return m
 }
 
 // Cancel asks a run to stop. One that nobody works on ends at once.

@@ -55,7 +55,7 @@ func (w *worker) beginRound(ctx context.Context, before []StoredRun) error {
 		if err := w.e.o.Store.TurnRun(t, w.run.ID, w.run.Fence, n); err != nil {
 			return err
 		}
-		return w.e.insert(t, &child)
+		return w.e.insert(t, &child, "")
 	}, pending{kind: plane.EventTurnStarted, data: map[string]any{"turn": n, "round": child.ID, "agent": agent}})
 	if err != nil {
 		return err

@@ -29,12 +29,13 @@ var places = map[string]place{
 	"approval":     {table: "approvals", blob: "args", text: "id"},
 	"memory":       {table: "memories", blob: "body", text: "id"},
 	"authority":    {table: "authorities", blob: "blob", text: "name"},
+	"chat":         {table: "chat_work", blob: "body", text: "id"},
 	"secret":       {table: "secrets", blob: "blob", text: "team || ' ' || ref"},
 }
 
 // SealedPlaces lists the places of sealed blobs, credentials first.
 func SealedPlaces() []string {
-	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole", "approval", "memory", "secret", "authority"}
+	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole", "approval", "memory", "chat", "secret", "authority"}
 }
 
 // The key's id stands in bytes 2 to 9 of a blob (see secret.Ring).

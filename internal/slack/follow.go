@@ -1,0 +1,313 @@
+package slack
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	slackapi "github.com/slack-go/slack"
+
+	"patchbay/internal/command"
+	"patchbay/internal/plane"
+)
+
+// Names of buttons.
+const (
+	actionStop   = "stop"
+	actionGone   = "gone" // the question was taken back
+	actionDeny   = "deny"
+	actionOnce   = "approve"
+	actionAlways = "always-allow"
+	actionDone   = "done"
+	actionNot    = "not-done"
+	actionAgain  = "send-again"
+	actionShow   = "show"
+	actionKeep   = "keep"
+	actionFix    = "fix"
+)
+
+// metadata names our message of a run to whoever goes on after a restart.
+const metadata = "patchbay_run"
+
+// updateEvery is how often a message changes at most; Slack lets about one pass a second.
+const updateEvery = 1200 * time.Millisecond
+
+// shown is how a run stands, as its message tells it.
+type shown struct {
+	at    int64 // the last event
+	tool  string
+	calls int
+	waits string
+	ended bool
+	state string
+	why   string
+}
+
+// follow keeps one message in the thread up to date until the run has ended.
+func (b *Bot) follow(ctx context.Context, w *plane.ChatWork, c *body) error {
+	if w.Message == "" {
+		if err := b.firstMessage(ctx, w, c); err != nil {
+			return err
+		}
+	}
+	watch := b.o.Runs.Watch(w.Run)
+	defer watch.Close()
+	var s shown
+	last, drawn := "", time.Time{}
+	for {
+		if err := b.catchUp(ctx, w.Run, &s); err != nil {
+			return err
+		}
+		if s.ended {
+			return b.answer(ctx, w, c, &s)
+		}
+		if now := s.line(); now != last && time.Since(drawn) >= updateEvery {
+			if err := b.change(ctx, c.Channel, w.Message, said{text: now, blocks: b.working(now, w.Run)}); err != nil {
+				b.o.Log.Warn("a message of a run could not be changed", "run", w.Run, "err", err)
+			}
+			last, drawn = now, time.Now()
+		}
+		select {
+		case <-watch.News:
+		case <-time.After(lookEvery):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// firstMessage posts what will be the answer. After a restart the one that is there is found
+// by its metadata.
+func (b *Bot) firstMessage(ctx context.Context, w *plane.ChatWork, c *body) error {
+	if w.Attempts > 1 {
+		w.Message = b.find(ctx, w.Run, c)
+	}
+	if w.Message == "" {
+		var err error
+		w.Message, err = b.post(ctx, c.Channel, c.root(), said{text: looking, blocks: b.working(looking, w.Run)},
+			slackapi.MsgOptionMetadata(slackapi.SlackMetadata{EventType: metadata, EventPayload: map[string]any{"run": string(w.Run)}}))
+		if err != nil {
+			return err
+		}
+	}
+	return b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.SaveChatWork(t, w) })
+}
+
+const looking = ":hourglass_flowing_sand: Looking…"
+
+func (b *Bot) find(ctx context.Context, id plane.RunID, c *body) string {
+	msgs, err := slowly(ctx, func(ctx context.Context) ([]slackapi.Message, error) {
+		m, _, _, err := b.o.API.GetConversationRepliesContext(ctx, &slackapi.GetConversationRepliesParameters{ChannelID: c.Channel, Timestamp: c.root(), Oldest: c.TS, Limit: 200, IncludeAllMetadata: true})
+		return m, err
+	})
+	if err != nil {
+		return ""
+	}
+	for _, m := range msgs {
+		if m.Metadata.EventType == metadata && m.Metadata.EventPayload["run"] == string(id) {
+			return m.Timestamp
+		}
+	}
+	return ""
+}
+
+// catchUp takes in what happened since.
+func (b *Bot) catchUp(ctx context.Context, id plane.RunID, s *shown) error {
+	for {
+		evs, err := b.o.Runs.Events(ctx, id, s.at, 200)
+		if err != nil {
+			return err
+		}
+		for i := range evs {
+			s.take(&evs[i])
+		}
+		if len(evs) < 200 {
+			break
+		}
+	}
+	if s.ended {
+		return nil
+	}
+	r, err := b.o.Runs.Get(ctx, id) // a run that ended before it was worked on has no such event
+	if err == nil && r.State.Ended() {
+		s.ended, s.state, s.why = true, string(r.State), r.Reason
+	}
+	return err
+}
+
+func (s *shown) take(ev *plane.Event) {
+	var d struct {
+		Tool, Alias, Name, State, Reason string
+		WaitingFor                       string `json:"waiting_for"`
+	}
+	if len(ev.Data) > 0 && json.Unmarshal(ev.Data, &d) != nil {
+		d.Tool = ""
+	}
+	s.at = ev.Seq
+	switch ev.Kind {
+	case plane.EventToolCall:
+		s.tool, s.waits = firstOf(d.Tool, d.Name, d.Alias), ""
+		s.calls++
+	case plane.EventToolResult, plane.EventTurnStarted:
+		s.tool, s.waits = "", ""
+	case plane.EventApprovalRequested:
+		s.waits = "approval"
+	case plane.EventCallUnknown:
+		s.waits = "unknown"
+	case plane.EventApprovalDecided, plane.EventCallResolved, plane.EventRunResumed:
+		s.waits = ""
+	case plane.EventRunEnded:
+		s.ended, s.state, s.why = true, d.State, d.Reason
+	}
+}
+
+func firstOf(s ...string) string {
+	for _, v := range s {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// line is what the message says while the run is at work.
+func (s *shown) line() string {
+	switch {
+	case s.waits == "approval":
+		return ":raised_hand: Waiting for a person: a call needs approval. Whoever may decide was asked."
+	case s.waits == "unknown":
+		return ":grey_question: Waiting for a person: nobody knows whether a call took effect. Whoever may decide was asked."
+	case s.tool != "":
+		return ":wrench: Using " + toolName(s.tool) + "…"
+	}
+	return looking
+}
+
+// toolName is mcp__books__pay as people read it.
+func toolName(alias string) string {
+	if p := strings.SplitN(alias, "__", 3); len(p) == 3 && p[0] == "mcp" {
+		return "`" + escape(p[2]) + "` of " + escape(p[1])
+	}
+	return "`" + escape(alias) + "`"
+}
+
+func (b *Bot) working(text string, id plane.RunID) []slackapi.Block {
+	stop := slackapi.NewButtonBlockElement(actionStop, string(id), slackapi.NewTextBlockObject(slackapi.PlainTextType, "Stop", false, false))
+	return []slackapi.Block{section(text), slackapi.NewActionBlock("", stop)}
+}
+
+// answer puts the run's end in place of its message. What draws on somebody's own
+// connections is not shown in a public channel before its owner says so.
+func (b *Bot) answer(ctx context.Context, w *plane.ChatWork, c *body, s *shown) error {
+	r, err := b.o.Runs.Get(ctx, w.Run)
+	if err != nil {
+		return err
+	}
+	if r.State == plane.RunSucceeded && !c.Direct && b.public(ctx, c.Channel) {
+		if names, private := b.o.Owners(ctx, r); private {
+			return b.askOwner(ctx, w, c, &r, names)
+		}
+	}
+	return b.show(ctx, c.Channel, w.Message, c, &r, s)
+}
+
+// show writes how a run ended over a message.
+func (b *Bot) show(ctx context.Context, channel, ts string, c *body, r *plane.Run, s *shown) error {
+	foot := note(b.evidence(r, s))
+	switch r.State {
+	case plane.RunSucceeded:
+		text := chat(r.Answer)
+		if text == "" {
+			text = "_No words came._"
+		}
+		if len([]rune(r.Answer)) > maxLong {
+			if err := b.attach(ctx, c, "answer", r.Answer); err == nil {
+				lead := chat(clip(firstLine(r.Answer), 300))
+				return b.change(ctx, channel, ts, said{text: lead, blocks: []slackapi.Block{section(lead), foot}})
+			} else if ctx.Err() != nil {
+				return err
+			}
+		}
+		blocks := append(sections(text), foot)
+		return b.change(ctx, channel, ts, said{text: clip(text, maxLong), blocks: blocks})
+	case plane.RunCancelled:
+		text := ":octagonal_sign: Stopped. " + escape(r.Reason)
+		return b.change(ctx, channel, ts, said{text: text, blocks: []slackapi.Block{section(text), foot}})
+	}
+	text := ":x: That did not work. " + escape(r.Reason)
+	return b.change(ctx, channel, ts, said{text: text, blocks: []slackapi.Block{section(clip(text, maxBlock)), foot}})
+}
+
+// evidence says what an answer stands on, and where that is shown.
+func (b *Bot) evidence(r *plane.Run, s *shown) string {
+	calls := "no calls"
+	switch {
+	case s != nil && s.calls == 1:
+		calls = "1 call"
+	case s != nil && s.calls > 1:
+		calls = fmt.Sprintf("%d calls", s.calls)
+	}
+	return fmt.Sprintf("%s, %s · <%s?evidence=1|Where this comes from>", escape(r.Agent), calls, b.o.RunPage(r.ID))
+}
+
+// stopRun stops a run: by a reaction under its message or its question, or since the
+// question was taken back.
+func (b *Bot) stopRun(ctx context.Context, c *body) error {
+	ts := c.TS
+	w, err := b.o.Store.ChatWorkOf(ctx, "", ts)
+	if plane.KindOf(err) == plane.NotFound {
+		w, err = b.workOfQuestion(ctx, c)
+	}
+	if err != nil || w.Run == "" {
+		return ignoreMissing(err)
+	}
+	who, _, err := b.caller(ctx, &body{User: c.User, Team: c.Team, Channel: c.Channel, Direct: strings.HasPrefix(c.Channel, "D")})
+	if err != nil {
+		return err
+	}
+	return b.cancel(ctx, who, w.Run)
+}
+
+// workOfQuestion is the work of the message that somebody wrote.
+func (b *Bot) workOfQuestion(ctx context.Context, c *body) (plane.ChatWork, error) {
+	return b.o.Store.ChatWorkByID(ctx, "message:"+c.Channel+":"+c.TS)
+}
+
+func ignoreMissing(err error) error {
+	if plane.KindOf(err) == plane.NotFound {
+		return nil
+	}
+	return err
+}
+
+// cancel stops a run for who may; an ended one is left alone.
+func (b *Bot) cancel(ctx context.Context, who plane.Principal, id plane.RunID) error {
+	cmd, err := b.o.Commands.Get("runs.cancel")
+	if err != nil {
+		return err
+	}
+	_, err = cmd.Run(ctx, who, &command.RunInput{Run: string(id)})
+	if k := plane.KindOf(err); k == plane.Conflict || k == plane.Gone || k == plane.NotFound {
+		return nil
+	}
+	return err
+}
+
+// run1 runs a command as every surface does.
+func run1[T command.Output](ctx context.Context, b *Bot, who plane.Principal, name string, in any) (out T, err error) {
+	cmd, err := b.o.Commands.Get(name)
+	if err != nil {
+		return out, err
+	}
+	got, err := cmd.Run(ctx, who, in)
+	if err != nil {
+		return out, err
+	}
+	out, ok := got.(T)
+	if !ok {
+		return out, plane.Errorf(plane.Internal, "The command %s gives something else.", name)
+	}
+	return out, nil
+}

@@ -1,0 +1,323 @@
+// Package slack is Patchbay in a workspace, over Socket Mode: mentions and direct messages
+// are commands or runs, links go to the asker alone, and people decide by buttons. It
+// promises that an event is written down before it is acknowledged and handled by one of the
+// replicas, that no credential and no link is said where others read, that an address is
+// believed where the workspace vouches for it and nowhere else, and that a restart loses at
+// most the message that tells how a link ended.
+package slack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorilla/websocket"
+	slackapi "github.com/slack-go/slack"
+
+	"patchbay/internal/command"
+	"patchbay/internal/plane"
+	"patchbay/internal/run"
+)
+
+// Works keeps what the bot has taken upon itself.
+type Works interface {
+	Write(ctx context.Context, fn func(t plane.Tx) error) error
+	AddChatWork(t plane.Tx, w *plane.ChatWork) (bool, error)
+	ClaimChatWork(ctx context.Context, owner string, until time.Time, limit int) ([]plane.ChatWork, error)
+	SaveChatWork(t plane.Tx, w *plane.ChatWork) error
+	EndChatWork(t plane.Tx, w *plane.ChatWork) (bool, error)
+}
+
+// Holds keeps works ours while we are there, and finds them again.
+type Holds interface {
+	HoldChatWork(t plane.Tx, owner string, until time.Time) error
+	ChatWorkOf(ctx context.Context, run plane.RunID, message string) (plane.ChatWork, error)
+	ChatWorkByID(ctx context.Context, id string) (plane.ChatWork, error)
+}
+
+// Cards keeps the messages with buttons.
+type Cards interface {
+	AddChatCard(t plane.Tx, c *plane.ChatCard) (bool, error)
+	PostedChatCard(t plane.Tx, c *plane.ChatCard) error
+	EndChatCard(t plane.Tx, hash string) (bool, error)
+	ChatCards(ctx context.Context, hash string) ([]plane.ChatCard, error)
+}
+
+// Asking is what waits for people.
+type Asking interface {
+	Approvals(ctx context.Context, open bool, limit int) ([]plane.Approval, error)
+	Approval(ctx context.Context, id plane.ApprovalID) (plane.Approval, error)
+	Calls(ctx context.Context, f plane.CallFilter) ([]plane.Call, error)
+	CallByID(ctx context.Context, id plane.CallID) (plane.Call, error)
+}
+
+// Runs begins and follows runs.
+type Runs interface {
+	BeginIn(ctx context.Context, who plane.Principal, agent, prompt string, in run.Asked) (plane.Run, error)
+	Events(ctx context.Context, id plane.RunID, after int64, limit int) ([]plane.Event, error)
+	Watch(id plane.RunID) *run.Watch
+	Get(ctx context.Context, id plane.RunID) (plane.Run, error)
+	Arguments(ctx context.Context, c plane.Call) string
+}
+
+// Member is who speaks, as far as the workspace vouches for it.
+type Member struct {
+	Team, User, Name string
+	Email            string // "" of guests, of strangers, and where the app may not read it
+}
+
+// Store is all that rests.
+type Store interface {
+	Works
+	Holds
+	Cards
+	Asking
+}
+
+// Options of a Bot.
+type Options struct {
+	API      *slackapi.Client
+	Dialer   *websocket.Dialer // of the socket
+	Store    Store
+	Seal     func(id string, b []byte) []byte
+	Open     func(id string, blob []byte) ([]byte, error)
+	Commands *command.Registry
+	Runs     Runs
+	Person   func(ctx context.Context, m Member) (plane.Principal, error)
+	Email    func(ctx context.Context, person string) string         // a person's verified address, or ""
+	Team     func(channel string) string                             // what a channel is
+	Agent    func(team string) string                                // who answers for a team, or with "" in direct messages
+	Deciders func(agent string) []string                             // operators and admins, as config names them
+	Owners   func(ctx context.Context, r plane.Run) ([]string, bool) // names of private connections that a run drew on; whether it did
+	RunPage  func(id plane.RunID) string
+	ConnPage func(id plane.ConnectionID) string
+	Owner    string // names this process in leases
+	Now      func() time.Time
+	Log      *slog.Logger
+}
+
+// Bot answers. Close it.
+type Bot struct {
+	o      Options
+	me     atomic.Pointer[slackapi.AuthTestResponse]
+	kick   chan struct{}
+	work   sync.WaitGroup
+	slots  chan struct{} // works at once
+	seen   *memo         // of members and channels
+	life   context.Context
+	end    context.CancelFunc
+	hidden atomic.Bool // users:read.email is missing, and it was said
+}
+
+// Bounds.
+const (
+	worksAtOnce = 512
+	lease       = 30 * time.Second
+	lookEvery   = time.Second
+	callTime    = 30 * time.Second
+	maxWaits    = 6               // refusals of one request for going too fast
+	maxRest     = 2 * time.Minute // of one of them
+)
+
+// New makes a bot; Start sets it going.
+func New(o Options) *Bot {
+	b := &Bot{o: o, kick: make(chan struct{}, 1), slots: make(chan struct{}, worksAtOnce), seen: newMemo(o.Now)}
+	b.life, b.end = context.WithCancel(context.Background())
+	return b
+}
+
+// Start begins to listen and to work. It does not wait for Slack.
+func (b *Bot) Start() {
+	b.work.Go(b.listen)
+	b.work.Go(b.dispatch)
+	b.work.Go(b.ask)
+}
+
+// Close stops and gives what is under way back to whoever goes on.
+func (b *Bot) Close() {
+	b.end()
+	b.work.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.HoldChatWork(t, b.o.Owner, time.UnixMicro(0)) }); err != nil {
+		b.o.Log.Warn("leases of Slack's messages could not be given back", "err", err)
+	}
+}
+
+// poke has new work looked for at once.
+func (b *Bot) poke() {
+	select {
+	case b.kick <- struct{}{}:
+	default:
+	}
+}
+
+// body is what is kept of an event until it is answered.
+type body struct {
+	Text    string `json:"text,omitempty"`
+	User    string `json:"user,omitempty"`
+	Team    string `json:"team,omitempty"` // the workspace
+	Channel string `json:"channel,omitempty"`
+	TS      string `json:"ts,omitempty"`     // of the message
+	Thread  string `json:"thread,omitempty"` // its thread's first message
+	Direct  bool   `json:"direct,omitempty"`
+	Action  string `json:"action,omitempty"`
+	Value   string `json:"value,omitempty"`
+	Server  string `json:"server,omitempty"`
+	Ticket  string `json:"ticket,omitempty"`
+}
+
+// root is the thread that is answered in.
+func (c *body) root() string {
+	if c.Thread != "" {
+		return c.Thread
+	}
+	return c.TS
+}
+
+// take writes work down, once.
+func (b *Bot) take(ctx context.Context, id, kind string, c body) error {
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	w := plane.ChatWork{ID: id, Kind: kind, Body: b.o.Seal(id, raw)}
+	err = b.o.Store.Write(ctx, func(t plane.Tx) error {
+		_, err := b.o.Store.AddChatWork(t, &w)
+		return err
+	})
+	if err == nil {
+		b.poke()
+	}
+	return err
+}
+
+func (b *Bot) read(w *plane.ChatWork) (c body, err error) {
+	raw, err := b.o.Open(w.ID, w.Body)
+	if err == nil {
+		err = json.Unmarshal(raw, &c)
+	}
+	return c, err
+}
+
+// dispatch hands out what nobody holds, and keeps what is ours.
+func (b *Bot) dispatch() {
+	held := b.o.Now()
+	for b.life.Err() == nil {
+		free := cap(b.slots) - len(b.slots)
+		if free > 0 {
+			b.claim(free)
+		}
+		if now := b.o.Now(); now.Sub(held) > lease/3 && len(b.slots) > 0 {
+			held = now
+			err := b.o.Store.Write(b.life, func(t plane.Tx) error { return b.o.Store.HoldChatWork(t, b.o.Owner, t.Now().Add(lease)) })
+			if err != nil && b.life.Err() == nil {
+				b.o.Log.Warn("Slack's messages could not be held on to", "err", err)
+			}
+		}
+		select {
+		case <-b.kick:
+		case <-time.After(lookEvery):
+		case <-b.life.Done():
+		}
+	}
+}
+
+func (b *Bot) claim(free int) {
+	works, err := b.o.Store.ClaimChatWork(b.life, b.o.Owner, b.o.Now().Add(lease), free)
+	if err != nil {
+		if b.life.Err() == nil {
+			b.o.Log.Warn("Slack's messages could not be looked for", "err", err)
+		}
+		return
+	}
+	for i := range works {
+		w := &works[i]
+		b.slots <- struct{}{}
+		b.work.Go(func() {
+			defer func() { <-b.slots }()
+			err := b.do(b.life, w)
+			if err != nil && b.life.Err() == nil && plane.KindOf(err) != plane.Conflict {
+				b.o.Log.Error("a message of Slack's could not be answered", "kind", w.Kind, "id", w.ID, "err", err)
+			}
+		})
+	}
+}
+
+// maxAttempts is how often a work is taken up whose process died over it.
+const maxAttempts = 5
+
+func (b *Bot) do(ctx context.Context, w *plane.ChatWork) error {
+	c, err := b.read(w)
+	if err != nil || w.Attempts > maxAttempts {
+		return errors.Join(err, b.done(ctx, w))
+	}
+	switch w.Kind {
+	case kindMessage:
+		err = b.message(ctx, w, &c)
+	case kindButton:
+		err = b.button(ctx, &c)
+	case kindStop:
+		err = b.stopRun(ctx, &c)
+	case kindHome:
+		err = b.home(ctx, &c)
+	case kindLink:
+		return b.linkEnded(ctx, w, &c)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err() // whoever goes on does it again
+	}
+	return errors.Join(err, b.done(ctx, w))
+}
+
+func (b *Bot) done(ctx context.Context, w *plane.ChatWork) error {
+	return b.o.Store.Write(ctx, func(t plane.Tx) error {
+		_, err := b.o.Store.EndChatWork(t, w)
+		return err
+	})
+}
+
+// slowly sends one request to Slack, and waits when Slack says that it came too fast.
+func slowly[T any](ctx context.Context, fn func(ctx context.Context) (T, error)) (T, error) {
+	for i := 0; ; i++ {
+		one, cancel := context.WithTimeout(ctx, callTime)
+		out, err := fn(one)
+		cancel()
+		var fast *slackapi.RateLimitedError
+		var code slackapi.StatusCodeError
+		rest := time.Duration(0)
+		switch {
+		case errors.As(err, &fast):
+			rest = fast.RetryAfter
+		case errors.As(err, &code) && code.Code == http.StatusTooManyRequests:
+			rest = time.Second
+		}
+		if rest <= 0 || rest > maxRest || i == maxWaits {
+			return out, err
+		}
+		select {
+		case <-time.After(rest):
+		case <-ctx.Done():
+			return out, ctx.Err()
+		}
+	}
+}
+
+// refusedAs reports which of Slack's words an error is.
+func refusedAs(err error, words ...string) bool {
+	var e slackapi.SlackErrorResponse
+	if !errors.As(err, &e) {
+		return false
+	}
+	for _, w := range words {
+		if e.Err == w {
+			return true
+		}
+	}
+	return false
+}
