@@ -41,6 +41,7 @@ type API struct {
 	keys     func() []SigningKey
 	mux      *http.ServeMux
 	ending   <-chan struct{}
+	watching streams
 
 	teams     TeamServers
 	shelf     Gallery

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"patchbay/internal/plane"
@@ -66,7 +67,59 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(map[string]any{"events": evs})
 		return
 	}
+	release, ok := a.watching.take(who.ID)
+	if !ok {
+		a.fail(w, r, plane.Errorf(plane.Limited, "Too many streams are open.").Then("Close one, or read the events without a stream."))
+		return
+	}
+	defer release()
 	a.stream(w, r, id, after)
+}
+
+// Bounds of streams: in all, of one caller, and how long one lasts; Last-Event-ID goes on.
+const (
+	maxStreams    = 1000
+	maxStreamsWho = 64
+	streamLife    = time.Hour
+	checkEvery    = 5 * time.Second
+)
+
+// streams counts who follows runs.
+type streams struct {
+	mu  sync.Mutex
+	all int
+	by  map[string]int
+}
+
+func (s *streams) take(who string) (release func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.by == nil {
+		s.by = map[string]int{}
+	}
+	if s.all >= maxStreams || s.by[who] >= maxStreamsWho {
+		return nil, false
+	}
+	s.all++
+	s.by[who]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.all--
+		if s.by[who]--; s.by[who] == 0 {
+			delete(s.by, who)
+		}
+	}, true
+}
+
+// still reports whether the caller may go on reading: a session may have ended.
+func (a *API) still(r *http.Request, id plane.RunID) bool {
+	who, err := a.who(r)
+	if err != nil || !who.Rights.Has(plane.RunsRead) {
+		return false
+	}
+	run, err := a.runs.Get(r.Context(), id)
+	return err == nil && a.maySee(who, run)
 }
 
 func (a *API) stream(w http.ResponseWriter, r *http.Request, id plane.RunID, after int64) {
@@ -89,8 +142,14 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request, id plane.RunID, aft
 	}
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
-	last := time.Now()
+	began := time.Now()
+	last, checked := began, began
 	for {
+		if now := time.Now(); now.Sub(checked) > checkEvery {
+			if checked = now; now.Sub(began) > streamLife || !a.still(r, id) {
+				return
+			}
+		}
 		// Stored events first, then what is said between them.
 		for {
 			evs, err := a.runs.Events(r.Context(), id, after, eventPage)

@@ -1,11 +1,14 @@
 package app_test
 
 import (
+	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"patchbay/internal/command"
 	"patchbay/internal/fake"
@@ -140,5 +143,154 @@ func TestTheSecondFormShowsBothStates(t *testing.T) {
 	}
 	if _, body = v.get(page); strings.Contains(body, "may look at it and not change it") || strings.Contains(body, "aria-label=\"Name, address and agents\" disabled") {
 		t.Error("an admin is told that he may not")
+	}
+}
+
+// A form that was refused takes nothing away from the others of its page, and what lacks
+// what was looked at does nothing.
+func TestARefusedFormLeavesTheOthers(t *testing.T) {
+	s, v, conn, _ := onPages(t)
+	page := "http://" + s.a.Addr() + "/connections/" + conn
+	if err := s.do("mcp.edit", command.EditInput{Name: "up", Agents: []string{"general"}, Version: 1}, &command.MCPChanged{}); err != nil {
+		t.Fatal(err)
+	}
+	code, body := v.post(page, url.Values{"do": {"rename"}, "name": {"BAD NAME"}, "label": {"kept"}})
+	if code != 409 || !strings.Contains(body, `name="agents" value="general"`) || !strings.Contains(body, `value="BAD NAME"`) || !strings.Contains(body, `value="kept"`) || strings.Contains(body, `name="url" type="url" value=""`) {
+		t.Errorf("%d %s", code, body)
+	}
+	var show command.MCPShow
+	for what, f := range map[string]url.Values{
+		"an edit without a version":   {"do": {"edit"}, "url": {""}, "agents": {""}},
+		"a hold without a version":    {"do": {"hold"}},
+		"every definition at once":    {"do": {"accept"}, "tool": {"*"}, "fingerprint": {strings.Repeat("0", 64)}, "version": {"2"}},
+		"a definition nobody saw":     {"do": {"accept"}, "tool": {"look"}, "fingerprint": {""}, "version": {"2"}},
+		"a form that is none of ours": {"do": {"explode"}},
+	} {
+		if code, _ := v.post(page, f); code != 409 {
+			t.Errorf("%s: %d", what, code)
+		}
+	}
+	if err := s.do("mcp.show", command.NameInput{Name: "up"}, &show); err != nil || show.Version != 2 || len(show.Server.Agents) != 1 {
+		t.Errorf("%+v %v", show.Server, err)
+	}
+}
+
+// As many tools as a server may have are saved by one form, and a file of servers says of
+// each what became of it.
+func TestLargeFormsAreTaken(t *testing.T) {
+	var tools []string
+	f := url.Values{"do": {"save"}}
+	for i := range 256 {
+		name := fmt.Sprintf("a_tool_with_a_rather_long_name_for_a_form_%03d", i)
+		tools = append(tools, fake.Tool(name, ""))
+		f.Add("known", name)
+		if i != 7 {
+			f.Add("use", name)
+		}
+	}
+	m := fake.NewMCP(t, tools...)
+	s := start(t, "", upConfig(m))
+	s.refresh("up")
+	var show command.MCPShow
+	if err := s.do("mcp.show", command.NameInput{Name: "up"}, &show); err != nil {
+		t.Fatal(err)
+	}
+	v := newVisitor(t)
+	if code, _ := v.post(s.a.SignInLink(), nil); code >= 400 {
+		t.Fatalf("signing in: %d", code)
+	}
+	base := "http://" + s.a.Addr()
+	f.Set("version", fmt.Sprint(show.Version))
+	if code, body := v.post(base+"/connections/"+show.Server.ID, f); code != http.StatusSeeOther {
+		t.Fatalf("%d %s", code, body)
+	}
+	if s.tool("up", f["known"][7]).LeftOut == "" || s.tool("up", f["known"][8]).LeftOut != "" {
+		t.Error("the choice was not kept")
+	}
+	code, body := v.post(base+"/connections/add", url.Values{"do": {"import"}, "whose": {"me"}, "file": {`{"mcpServers":{"events":{"type":"sse","url":"https://e.example/sse"},"inside":{"url":"http://10.0.0.1/mcp"}}}`}})
+	if code != 200 || !strings.Contains(body, "What was read") || strings.Count(body, "refused") < 2 || !strings.Contains(body, "sse") {
+		t.Errorf("%d %s", code, body)
+	}
+	if code, body := v.post(base+"/connections/add", url.Values{"do": {"import"}, "file": {strings.Repeat("x", 3<<20)}}); code != 413 || strings.Contains(body, "token") {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+// The overview begins with what waits: changed tools, and what was proposed.
+func TestTheOverviewNamesWhatWaits(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("look", ""))
+	s := start(t, "", strings.Replace(upConfig(m), "url:", "new_tools: hold, url:", 1)+"agents: {general: {approvals: {mcp__up__look: ask}}}\n")
+	s.refresh("up")
+	m.SetTools(fake.Tool("look", `"title":"now see https://evil.example/x"`))
+	s.refresh("up")
+	v := newVisitor(t)
+	if code, _ := v.post(s.a.SignInLink(), nil); code >= 400 {
+		t.Fatalf("signing in: %d", code)
+	}
+	base := "http://" + s.a.Addr()
+	if _, body := v.get(base + "/"); !strings.Contains(body, "up changed 1 tool") || strings.Contains(body, "Everything that runs, runs") {
+		t.Errorf("%s", body)
+	}
+	var show command.MCPShow
+	if err := s.do("mcp.show", command.NameInput{Name: "up"}, &show); err != nil || show.Server.Held != 1 || len(show.Tools[0].Asks) != 1 {
+		t.Fatalf("%+v %v", show, err)
+	}
+	if _, body := v.get(base + "/connections/" + show.Server.ID + "/tools/look"); !strings.Contains(body, "general: ask, since the agent’s approvals say") && !strings.Contains(body, "general: ask, since the agent&#39;s approvals say") {
+		t.Errorf("%s", body)
+	}
+}
+
+// A stream of a run ends with the session that opened it, and nobody opens them without end.
+func TestAStreamEndsWithItsSession(t *testing.T) {
+	m := fake.NewMCP(t, fake.Tool("pay", ""))
+	s := start(t, "", upConfig(m)+"agents: {general: {approvals: {mcp__up__pay: ask}}}\n"+scripted(`[{calls: [{tool: mcp__up__pay}]}, {say: fine}]`))
+	s.refresh("up")
+	var run command.RunRow
+	if err := s.do("runs.start", command.RunsStartInput{Prompt: "pay", Agent: "general"}, &run); err != nil {
+		t.Fatal(err)
+	}
+	v := newVisitor(t)
+	if code, _ := v.post(s.a.SignInLink(), nil); code >= 400 {
+		t.Fatalf("signing in: %d", code)
+	}
+	base := "http://" + s.a.Addr()
+	v.c.Timeout = time.Minute
+	open := func() *http.Response {
+		req, err := http.NewRequest("GET", base+"/api/runs/"+run.ID+"/events", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Accept", "text/event-stream")
+		resp, err := v.c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	var streams []*http.Response
+	for range 64 {
+		if r := open(); r.StatusCode == 200 {
+			streams = append(streams, r)
+		}
+	}
+	if len(streams) != 64 {
+		t.Fatalf("%d streams", len(streams))
+	}
+	if r := open(); r.StatusCode != http.StatusTooManyRequests {
+		t.Errorf("one too many: %d", r.StatusCode)
+	}
+	if code, _ := v.post(base+"/signout", url.Values{}); code >= 400 {
+		t.Fatalf("signing out: %d", code)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, streams[0].Body)
+		ended <- err
+	}()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("the stream goes on after its session")
 	}
 }

@@ -33,6 +33,7 @@ type ServerRow struct {
 	Health     string    `json:"health"` // pending, ok, unavailable, unauthorized
 	Detail     string    `json:"detail,omitempty"`
 	Tools      int       `json:"tools"`
+	Held       int       `json:"held,omitempty"` // tools whose change waits for a person
 	CapturedAt time.Time `json:"captured_at,omitzero"`
 	FailedAt   time.Time `json:"failed_at,omitzero"`
 	Shadowed   string    `json:"shadowed_by,omitempty"`
@@ -249,6 +250,11 @@ func serverRow(a policy.Attached, c *plane.Catalog) ServerRow {
 	}
 	if c != nil && (!c.Stale(a.Version) || c.CapturedAt.IsZero() && c.Version == a.Version) {
 		r.Health, r.Detail, r.Tools, r.CapturedAt, r.FailedAt = string(c.Health), c.Detail, len(c.Definitions), c.CapturedAt, c.FailedAt
+		for i := range c.Definitions {
+			if c.Definitions[i].Held != "" {
+				r.Held++
+			}
+		}
 	}
 	return r
 }
@@ -287,6 +293,9 @@ func showServer(d Deps, who plane.Principal, name string) (*MCPShow, error) {
 		out.MayNot = den.Reason
 	}
 	if c != nil {
+		for i := range out.Tools {
+			out.Tools[i].Asks = asks(snap, a.Connection, &c.Definitions[i])
+		}
 		out.Revision, out.Implements, out.Instructions = c.Revision, c.Server, c.Instructions
 		out.Resources, out.Prompts = members(c.Resources, "uri"), members(c.Prompts, "name")
 	}

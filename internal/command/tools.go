@@ -16,6 +16,7 @@ import (
 // ToolRow is one tool of a server.
 type ToolRow struct {
 	Server      string          `json:"server"`
+	Connection  string          `json:"connection"` // its id
 	Name        string          `json:"name"`
 	Alias       string          `json:"alias,omitempty"` // what a model calls it
 	Description string          `json:"description"`
@@ -26,6 +27,7 @@ type ToolRow struct {
 	LeftOut     string          `json:"left_out,omitempty"` // the rule that keeps it from being used
 	Held        string          `json:"held,omitempty"`     // why it waits for a person; see mcp diff
 	Tokens      int             `json:"tokens"`             // about what its definition takes of a model's window
+	Asks        []ToolAsk       `json:"asks,omitempty"`     // agents whose calls of it wait for a person, or are blocked; of one server alone
 	Note        string          `json:"note,omitempty"`
 	Fingerprint string          `json:"fingerprint"`
 	Target      string          `json:"target,omitempty"`              // where its arguments say what it is about
@@ -33,6 +35,26 @@ type ToolRow struct {
 	Contract    string          `json:"completion_contract,omitempty"` // that it was reviewed for
 	Arguments   []string        `json:"arguments"`                     // names; the required ones end in *
 	InputSchema json.RawMessage `json:"input_schema,omitempty"`
+}
+
+// ToolAsk is an agent whose calls of a tool do not simply pass.
+type ToolAsk struct {
+	Agent string `json:"agent"`
+	Mode  string `json:"mode"` // ask or block
+	Why   string `json:"why"`
+}
+
+// asks are the agents that a connection serves whose calls of a tool wait, or are blocked.
+func asks(s *policy.Snapshot, conn *plane.Connection, t *plane.Definition) (out []ToolAsk) {
+	for _, a := range s.Agents() {
+		if len(conn.Agents) > 0 && !slices.Contains(conn.Agents, a.Slug) || len(conn.Agents) == 0 && a.Trust != plane.Open {
+			continue
+		}
+		if mode, why := s.Approval(a.Slug, conn, t); mode != plane.Always {
+			out = append(out, ToolAsk{a.Slug, string(mode), why})
+		}
+	}
+	return out
 }
 
 // MCPToolsInput may name a server.
@@ -86,7 +108,7 @@ func toolRows(a policy.Attached, c *plane.Catalog, offered int) []ToolRow {
 		} else if t.Destructive {
 			hint = "may write"
 		}
-		row := ToolRow{Server: a.Slug, Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class), Reviewed: t.Reviewed,
+		row := ToolRow{Server: a.Slug, Connection: string(a.ID), Name: t.Name, Alias: names[t.Name], Description: t.Description, Class: string(t.Class), Reviewed: t.Reviewed,
 			Hint: hint, Unsupported: t.Unsupported, Fingerprint: t.Fingerprint, Arguments: argumentNames(t.InputSchema), InputSchema: t.InputSchema, Target: a.Target(t.Name), Key: a.KeyArgument(t.Name), Contract: t.Contract}
 		row.LeftOut, row.Held, row.Tokens = leftOut(a, t.Name), t.Held, bridge.Tokens(a.Slug, t, offered)
 		if t.Unsupported != "" {

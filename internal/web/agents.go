@@ -44,6 +44,9 @@ func (p *Pages) agentPages() {
 		in := &command.ProposalInput{Name: v.r.PathValue("name"), Team: v.r.PathValue("team"), ID: f.Get("id")}
 		switch f.Get("do") {
 		case "accept":
+			if in.ID == "" {
+				return "", "", plane.Errorf(plane.InvalidInput, "The form lacks the proposal that was looked at.")
+			}
 			return in.Name + " is accepted for " + in.Team + ".", "/proposals", do(v, "mcp.accept", in)
 		case "forget":
 			return in.Name + " is forgotten.", "/proposals", do(v, "mcp.forget", in)
@@ -79,10 +82,10 @@ func showAgent(v *visit) (templ.Component, error) {
 	}
 	has := map[string]bool{}
 	for _, s := range x.show.Servers {
-		has[s.Name] = true
+		has[s.ID] = s.Why == ""
 	}
 	if l != nil {
-		x.tools = slices.DeleteFunc(l.Tools, func(t command.ToolRow) bool { return !has[t.Server] })
+		x.tools = slices.DeleteFunc(l.Tools, func(t command.ToolRow) bool { return !has[t.Connection] })
 	}
 	return agentPage(v, x, agentTools(v, x)), nil
 }
@@ -122,6 +125,15 @@ type teamProposals struct {
 func showProposals(v *visit) (templ.Component, error) {
 	v.title = "Proposals"
 	all := v.r.URL.Query().Get("all") != ""
+	teams, err := proposalsOf(v, all)
+	if err != nil {
+		return nil, err
+	}
+	return proposalsPage(v, teams, all), nil
+}
+
+// proposalsOf are the declarations of the teams that the viewer is in.
+func proposalsOf(v *visit, all bool) ([]teamProposals, error) {
 	c, err := ask[command.ConfigShow](v, "config.show", &command.ConfigInput{})
 	if err != nil {
 		return nil, err
@@ -137,7 +149,7 @@ func showProposals(v *visit) (templ.Component, error) {
 		}
 		teams = append(teams, teamProposals{name, l.Proposals})
 	}
-	return proposalsPage(v, teams, all), nil
+	return teams, nil
 }
 
 func why(v *visit) (templ.Component, error) {

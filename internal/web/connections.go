@@ -93,14 +93,23 @@ func showAdd(v *visit) (templ.Component, error) {
 // add connects a server, and leads to its sign-in where it wants one.
 func add(v *visit, f url.Values) (string, string, error) {
 	if f.Get("do") == "import" {
-		out, err := ask[command.Imported](v, "mcp.import", &command.MCPImportInput{Content: f.Get("file"), Scope: "me"})
+		out, err := ask[command.Imported](v, "mcp.import", &command.MCPImportInput{Content: f.Get("file"), Scope: f.Get("whose")})
 		if err != nil {
 			return "", "", err
 		}
-		return "The file is read: " + count(len(out.Servers), "server") + ".", "/connections", nil
+		v.once = func(v *visit) (templ.Component, error) {
+			v.title = "What was read"
+			return importedPage(v, out.Servers), nil
+		}
+		return "The file was read: " + count(len(out.Servers), "server") + ".", "", nil
 	}
-	in := &command.MCPAddInput{Name: strings.TrimSpace(f.Get("name")), Address: strings.TrimSpace(f.Get("url")), From: f.Get("from"), Scope: f.Get("scope"), Auth: f.Get("auth"), Label: strings.TrimSpace(f.Get("label")),
-		Agents: words(f.Get("agents")), ClientID: strings.TrimSpace(f.Get("client_id")), ClientSecret: f.Get("client_secret")}
+	auth := f.Get("auth")
+	switch auth {
+	case "api_key", "basic":
+		auth += ":" + strings.TrimSpace(f.Get("auth_name"))
+	}
+	in := &command.MCPAddInput{Name: strings.TrimSpace(f.Get("name")), Address: strings.TrimSpace(f.Get("url")), From: f.Get("from"), Scope: f.Get("scope"), Auth: auth, Label: strings.TrimSpace(f.Get("label")),
+		Agents: words(f.Get("agents")), ClientID: strings.TrimSpace(f.Get("client_id")), ClientSecret: f.Get("client_secret"), ClientAuth: f.Get("client_auth"), AuthServer: strings.TrimSpace(f.Get("auth_server")), OmitResource: f.Has("omit_resource")}
 	out, err := ask[command.MCPAdded](v, "mcp.add", in)
 	if err != nil {
 		return "", "", err
@@ -214,12 +223,18 @@ func changeConnection(v *visit, f url.Values) (string, string, error) {
 	case "disable":
 		return "It is off; no server is asked.", here, do(v, "mcp.disable", name)
 	case "edit":
+		if verr != nil {
+			return "", "", noVersion()
+		}
 		in := &command.EditInput{Name: id, URL: strings.TrimSpace(f.Get("url")), Agents: words(f.Get("agents")), Version: version}
 		if len(in.Agents) == 0 {
 			in.Agents = []string{"open"}
 		}
 		return "It is changed.", here, do(v, "mcp.edit", in)
 	case "hold", "take":
+		if verr != nil {
+			return "", "", noVersion()
+		}
 		in := &command.ToolsSetInput{Name: id, New: map[string]string{"hold": "hold", "take": "use"}[what], Version: version}
 		return map[string]string{"hold": "New definitions wait for a person from now on.", "take": "New definitions are used from now on."}[what], here, do(v, "mcp.tools-set", in)
 	case "logout":
@@ -228,7 +243,10 @@ func changeConnection(v *visit, f url.Values) (string, string, error) {
 		return "It is renamed.", here, do(v, "mcp.rename", &command.RenameInput{Name: id, To: strings.TrimSpace(f.Get("name")), Label: strings.TrimSpace(f.Get("label"))})
 	case "accept", "block", "save":
 		if verr != nil {
-			return "", "", plane.Errorf(plane.InvalidInput, "The form lacks the version that was looked at.")
+			return "", "", noVersion()
+		}
+		if what != "save" && (strings.ContainsAny(tool, "*?[") || tool == "" || what == "accept" && len(f.Get("fingerprint")) < 32) {
+			return "", "", unknownForm()
 		}
 		in := &command.DiffInput{Name: id, Version: version}
 		switch what {
@@ -242,6 +260,10 @@ func changeConnection(v *visit, f url.Values) (string, string, error) {
 		return saveTools(v, f, id, version)
 	}
 	return "", "", unknownForm()
+}
+
+func noVersion() error {
+	return plane.Errorf(plane.InvalidInput, "The form lacks the version that was looked at.")
 }
 
 // saveTools keeps which tools are used: those of the page, and no others.
@@ -337,7 +359,7 @@ type trouble struct{ text, do, button string }
 func troubleOf(s command.ServerRow) trouble {
 	detail := ""
 	if s.Detail != "" {
-		detail = ": " + visible(s.Detail)
+		detail = ": " + strings.TrimSuffix(strings.TrimPrefix(visible(s.Detail), s.Name+": "), ".")
 	}
 	switch {
 	case !s.Enabled:

@@ -68,7 +68,7 @@ func (p *Pages) governPages() {
 }
 
 func auditQuery(q url.Values) command.AuditInput {
-	return command.AuditInput{Who: q.Get("who"), Action: q.Get("action"), What: q.Get("what"), Since: q.Get("since"), Limit: pageRuns}
+	return command.AuditInput{Who: q.Get("who"), Action: q.Get("action"), What: q.Get("what"), Since: q.Get("since"), Until: q.Get("until"), Limit: pageRuns}
 }
 
 // auditCSV hands the filtered entries on.
@@ -153,8 +153,12 @@ func scopesFor(f url.Values) []string {
 	if f.Get("agent") != "" {
 		return nil
 	}
-	return f["scope"]
+	return slices.DeleteFunc(f["scope"], func(s string) bool { return !slices.Contains(tokenScopes, s) })
 }
+
+// tokenScopes are what a token may be given on the page; one of an admin is made on the
+// command line.
+var tokenScopes = []string{"mcp:read", "mcp:write", "runs:read", "runs:write", "config:write"}
 
 // hit is something that was found by its name.
 type hit struct{ kind, name, note, path string }
@@ -173,6 +177,9 @@ func search(v *visit) (templ.Component, error) {
 		return q != "" && len(hits) < maxHits && strings.Contains(strings.ToLower(name), strings.ToLower(q))
 	}
 	l, err := ask[command.MCPList](v, "mcp.list", &command.MCPListInput{})
+	if plane.KindOf(err) == plane.Unavailable { // MCP is off
+		l, err = &command.MCPList{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -189,13 +196,9 @@ func search(v *visit) (templ.Component, error) {
 		}
 	}
 	if t, err := ask[command.MCPTools](v, "mcp.tools", &command.MCPToolsInput{}); err == nil {
-		ids := map[string]string{}
-		for _, s := range l.Servers {
-			ids[s.Name] = s.ID
-		}
 		for _, x := range t.Tools {
-			if found(x.Name) && ids[x.Server] != "" {
-				hits = append(hits, hit{"tool of " + x.Server, x.Name, short(x.Description, 120), "/connections/" + ids[x.Server] + "/tools/" + url.PathEscape(x.Name)})
+			if found(x.Name) {
+				hits = append(hits, hit{"tool of " + x.Server, x.Name, short(x.Description, 120), "/connections/" + x.Connection + "/tools/" + url.PathEscape(x.Name)})
 			}
 		}
 	}
@@ -206,10 +209,10 @@ func search(v *visit) (templ.Component, error) {
 			}
 		}
 	}
-	if strings.HasPrefix(q, "run_") {
+	if _, err := ask[command.RunsShow](v, "runs.show", &command.RunsShowInput{RunInput: command.RunInput{Run: q}}); err == nil && strings.HasPrefix(q, "run_") {
 		hits = append(hits, hit{"run", q, "", "/runs/" + url.PathEscape(q)})
 	}
-	if strings.HasPrefix(q, "cal_") {
+	if _, err := ask[command.CallRow](v, "calls.show", &command.CallInput{ID: q}); err == nil && strings.HasPrefix(q, "cal_") {
 		hits = append(hits, hit{"call", q, "", "/calls/" + url.PathEscape(q)})
 	}
 	return searchPage(v, q, hits), nil

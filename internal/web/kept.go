@@ -31,7 +31,7 @@ func (p *Pages) over(r *http.Request) bool {
 
 // keep answers a form whose session has ended: with what was typed, but for secrets.
 func (p *Pages) keep(w http.ResponseWriter, r *http.Request) {
-	f, ok := p.form(w, r)
+	f, ok := p.pageForm(w, r)
 	if !ok {
 		return
 	}

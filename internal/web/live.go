@@ -12,7 +12,7 @@ import (
 
 // Bounds of the streams that tell pages to look again.
 const (
-	maxWatchers = 200
+	maxWatchers = 1000
 	watchEvery  = 2 * time.Second
 	watchFor    = 30 * time.Minute // the browser asks again
 )
@@ -23,7 +23,11 @@ func (p *Pages) watchConnections(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	if n := p.watchers.Add(1); n > maxWatchers || who.Kind == plane.KindVisitor {
+	if who.Kind == plane.KindVisitor {
+		http.Error(w, "Sign in first.", http.StatusUnauthorized)
+		return
+	}
+	if n := p.watchers.Add(1); n > maxWatchers {
 		p.watchers.Add(-1)
 		http.Error(w, "Too many pages are open.", http.StatusServiceUnavailable)
 		return

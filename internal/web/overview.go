@@ -25,6 +25,7 @@ type overviewView struct {
 	period    string
 	agent     string
 	agents    []command.AgentRow
+	off       bool // MCP is
 	servers   int
 	runs      []command.RunRow
 	withheld  string // why there are no numbers
@@ -48,10 +49,11 @@ func overview(v *visit) (templ.Component, error) {
 	if err != nil && plane.KindOf(err) != plane.Unavailable { // MCP is off
 		return nil, err
 	}
+	x.off = l == nil
 	if l != nil {
 		x.servers = len(l.Servers)
 	}
-	x.attention = needs(st, l)
+	x.attention = append(needs(st, l), proposed(v)...)
 	if a, err := ask[command.AgentsList](v, "agents.list", &command.AgentsListInput{}); err == nil {
 		x.agents = a.Agents
 	}
@@ -78,9 +80,32 @@ func needs(st *command.Status, l *command.MCPList) []attention {
 	}
 	if l != nil {
 		for _, s := range l.Servers {
+			if s.Held > 0 && s.Enabled && len(out) < maxAttention {
+				out = append(out, attention{"held", nameOf(s) + " changed " + count(s.Held, "tool"), "What changed is kept out until a person has looked at it.", "/connections/" + s.ID + "#changes", "Look at it"})
+			}
 			if t := troubleOf(s); s.Enabled && t.text != "" && len(out) < maxAttention {
 				out = append(out, attention{stateOf(s), nameOf(s), t.text, "/connections/" + s.ID, t.button})
 			}
+		}
+	}
+	return out
+}
+
+// proposed are the declarations that wait for the viewer's word.
+func proposed(v *visit) (out []attention) {
+	teams, err := proposalsOf(v, false)
+	if err != nil {
+		return nil // MCP is off
+	}
+	for _, t := range teams {
+		n := 0
+		for _, p := range t.list {
+			if p.State == string(plane.Proposed) {
+				n++
+			}
+		}
+		if n > 0 {
+			out = append(out, attention{"proposed", count(n, "server") + " proposed to " + t.team, "", "/proposals", "Look at them"})
 		}
 	}
 	return out

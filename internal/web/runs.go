@@ -51,9 +51,16 @@ func (p *Pages) runPages() {
 			return "The rule is gone: the tool asks again.", "/approvals", do(v, "rules.remove", &command.RuleInput{ID: f.Get("id")})
 		}
 		in := &command.DecideInput{ID: f.Get("id"), Decision: f.Get("answer"), Note: f.Get("note")}
-		words := map[string]string{"approve": "The call may pass, once.", "deny": "The call is denied.", "always-allow": "The call may pass, and every later one of the tool."}
+		words := map[string]string{"approve": "The call may pass, once.", "deny": "The call is denied.", "always-allow": "The call may pass, and every later one of this agent, as long as the tool's definition stays."}
 		if words[in.Decision] == "" {
 			return "", "", unknownForm()
+		}
+		a, err := ask[command.ApprovalRow](v, "approvals.show", &command.ApprovalInput{ID: in.ID})
+		if err != nil {
+			return "", "", err
+		}
+		if a.Digest != f.Get("digest") {
+			return "", "", plane.Errorf(plane.Conflict, "The form is about other arguments than the call's. Look at it again.")
 		}
 		return words[in.Decision], "/approvals", do(v, "approvals.decide", in)
 	}})
@@ -98,13 +105,21 @@ func stepSays(st command.Step) string {
 
 // resolve says what became of an unknown call.
 func resolve(v *visit, f url.Values) (string, string, error) {
-	words := map[string]string{"done": "The call is settled as done.", "not-done": "The call is settled as not done.", "send-again": "The call is sent again."}
+	words := map[string]string{"done": "The call is settled as done.", "not-done": "The call is settled as not done.", "send-again": "A new call takes its place; its page says what becomes of it."}
 	outcome := f.Get("outcome")
 	if words[outcome] == "" {
 		return "", "", plane.Errorf(plane.InvalidInput, "Say what happened: done, not done, or send again.")
 	}
 	id := v.r.PathValue("id")
-	return words[outcome], "/calls/" + id, do(v, "runs.resolve", &command.ResolveInput{ID: id, Outcome: outcome, Note: f.Get("note")})
+	c, err := ask[command.CallRow](v, "calls.show", &command.CallInput{ID: id})
+	if err != nil {
+		return "", "", err
+	}
+	to := "/calls/" + id
+	if outcome == "send-again" && plane.IsRunID(c.Run) {
+		to = "/runs/" + c.Run // where the new call is
+	}
+	return words[outcome], to, do(v, "runs.resolve", &command.ResolveInput{ID: id, Outcome: outcome, Note: f.Get("note")})
 }
 
 type runsFilter struct{ agent, state string }

@@ -70,7 +70,7 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 		v := &visit{p: p, ctx: r.Context(), r: r, who: who, now: time.Now(), at: d.at, zone: zoneOf(r)}
 		status, show := http.StatusOK, d.show // of this request alone
 		if r.Method == http.MethodPost {
-			f, ok := p.form(w, r)
+			f, ok := p.pageForm(w, r)
 			if !ok {
 				return
 			}
@@ -89,7 +89,7 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 			if err != nil {
 				e := plane.Public(err)
 				v.stale = e.Kind == plane.Conflict
-				if v.failed, v.form, status = e.Message, f, http.StatusConflict; e.Next != "" {
+				if v.failed, v.form, status = e.Message, f, http.StatusConflict; forPeople(e.Next) {
 					v.failed += " " + e.Next
 				}
 			}
@@ -168,7 +168,7 @@ func zoneOf(r *http.Request) *time.Location {
 
 // old is a field of a refused form, or what it was.
 func (v *visit) old(name, was string) string {
-	if v.form != nil {
+	if v.form.Has(name) { // a page has several forms
 		return v.form.Get(name)
 	}
 	return was
@@ -253,7 +253,7 @@ var chips = map[string]chip{
 	"planned": {"idle", "wait", "planned"}, "awaiting_approval": {"wait", "hand", "waits for approval"}, "dispatched": {"wait", "run", "under way"}, "awaiting_input": {"wait", "hand", "waits for input"}, "unknown": {"unknown", "odd", "unknown"},
 	"resolved_done": {"idle", "yes", "done, a person said"}, "resolved_not_done": {"idle", "no", "not done, a person said"},
 	"proposed": {"wait", "inbox", "proposed"}, "curated": {"ok", "yes", "accepted"}, "forgotten": {"idle", "no", "forgotten"}, "expired": {"idle", "no", "expired"},
-	"approved": {"ok", "yes", "approved"}, "denied": {"bad", "no", "denied"}, "held": {"warn", "held", "held"}, "blocked": {"idle", "no", "kept out"}, "adopted": {"idle", "yes", "in use"}, "accepted": {"ok", "yes", "accepted"}, "absent": {"idle", "no", "gone"},
+	"approved": {"ok", "yes", "approved"}, "denied": {"bad", "no", "denied"}, "held": {"warn", "held", "held"}, "blocked": {"idle", "no", "kept out"}, "adopted": {"idle", "yes", "in use"}, "accepted": {"ok", "yes", "accepted"}, "absent": {"idle", "no", "gone"}, "refused": {"bad", "no", "refused"}, "would_add": {"idle", "yes", "would be added"},
 }
 
 func chipOf(state string) chip {

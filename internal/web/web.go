@@ -258,20 +258,34 @@ const (
 	maxDrain = 1 << 20
 )
 
-// form reads a form's fields. ok is false when it was answered already.
+// maxPageForm bounds a form of the dashboard: 256 long names of tools fit, and a file of
+// servers.
+const maxPageForm = 2 << 20
+
+// form reads the fields of a form that takes a token. ok is false when it was answered
+// already.
 func (p *Pages) form(w http.ResponseWriter, r *http.Request) (url.Values, bool) {
+	return p.fields(w, r, maxForm, "No token is that long. Nothing was stored, and the link still works.", "Go back and paste the token alone.")
+}
+
+// pageForm reads the fields of a form of the dashboard.
+func (p *Pages) pageForm(w http.ResponseWriter, r *http.Request) (url.Values, bool) {
+	return p.fields(w, r, maxPageForm, "The form is larger than 2 MiB. Nothing was done.", "Send less at once; a large file goes by the command line: patchbay mcp import FILE")
+}
+
+func (p *Pages) fields(w http.ResponseWriter, r *http.Request, most int64, tooLong, next string) (url.Values, bool) {
 	if !p.sameOrigin(r) {
 		p.problem(w, r, plane.Errorf(plane.Forbidden, "This form was sent by another site. Nothing was done."))
 		return nil, false
 	}
-	b, err := io.ReadAll(io.LimitReader(r.Body, maxForm+1))
+	b, err := io.ReadAll(io.LimitReader(r.Body, most+1))
 	if err != nil {
 		p.problem(w, r, plane.Errorf(plane.InvalidInput, "The form did not arrive whole.").Because(err))
 		return nil, false
 	}
-	if len(b) > maxForm {
+	if int64(len(b)) > most {
 		io.CopyN(io.Discard, r.Body, maxDrain) // so that the answer is read, not a reset
-		p.render(w, r, http.StatusRequestEntityTooLarge, problemPage(p.site(r), titles[413], "No token is that long. Nothing was stored, and the link still works.", "Go back and paste the token alone.", ""))
+		p.render(w, r, http.StatusRequestEntityTooLarge, problemPage(p.site(r), titles[413], tooLong, next, ""))
 		return nil, false
 	}
 	v, err := url.ParseQuery(string(b))

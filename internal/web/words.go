@@ -1,7 +1,9 @@
 package web
 
 import (
+	"net/url"
 	"strconv"
+	"strings"
 
 	"github.com/a-h/templ"
 
@@ -21,9 +23,25 @@ func standing(t command.ToolRow) string {
 	case t.Held != "":
 		return "held: " + t.Held
 	case t.Class == string(plane.Query):
-		return "used; may be repeated"
+		return "used; may be repeated" + askedBy(t)
 	}
-	return "used; may change things, never repeated"
+	return "used; may change things, never repeated" + askedBy(t)
+}
+
+// askedBy says for which agents a tool waits for a person, or is blocked.
+func askedBy(t command.ToolRow) string {
+	by := map[string][]string{}
+	for _, a := range t.Asks {
+		by[a.Mode] = append(by[a.Mode], a.Agent)
+	}
+	out := ""
+	if l := by[string(plane.Ask)]; len(l) > 0 {
+		out += "; asks a person for " + joined(l)
+	}
+	if l := by[string(plane.Block)]; len(l) > 0 {
+		out += "; blocked for " + joined(l)
+	}
+	return out
 }
 
 // visible shows what somebody else wrote with nothing in it hidden.
@@ -85,6 +103,9 @@ func accountOf(s command.ServerRow) string {
 // nowIs says what stands, where a refused form has something else.
 func nowIs(v *visit, field, now string) string {
 	if v.stale && v.form.Has(field) && v.form.Get(field) != now {
+		if now == "" {
+			now = "left out"
+		}
 		return "Now it is " + now + "."
 	}
 	return ""
@@ -108,4 +129,44 @@ func allOr(list []string) string {
 		return "all"
 	}
 	return joined(list)
+}
+
+// onOffer says why a list of the registry is empty.
+func onOffer(q string) string {
+	if q == "" {
+		return "Nothing is on offer. A file in registry.path, or patchbay registry add, puts a server here."
+	}
+	return "Nothing on offer matches."
+}
+
+// localLink is the path of a link of ours.
+func localLink(link string) string {
+	u, err := url.Parse(link)
+	if err != nil {
+		return "/connections"
+	}
+	return u.RequestURI()
+}
+
+// forPeople reports whether a hint helps on a page: a command line does not.
+func forPeople(next string) bool {
+	return next != "" && !strings.HasPrefix(next, "patchbay ") && !strings.HasPrefix(next, "--")
+}
+
+// oldOf is a field of a refused form, where that form was about something.
+func (v *visit) oldOf(key, value, name string) string {
+	if v.form.Get(key) == value {
+		return v.form.Get(name)
+	}
+	return ""
+}
+
+// auditUntil is the audit before a time, with the filter that stands.
+func auditUntil(v *visit, until string) string {
+	q := v.r.URL.Query()
+	q.Del("until")
+	if until != "" {
+		q.Set("until", until)
+	}
+	return "/audit?" + q.Encode()
 }
