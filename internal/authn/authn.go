@@ -244,7 +244,7 @@ type Voucher struct{ Issuer, Subject, Email, Name string }
 // workspace alone, and a link of theirs is bound to whoever opens it first.
 func (a *Authenticator) Vouched(ctx context.Context, v Voucher) (plane.Principal, error) {
 	if v.Email == "" || a.LocalOnly() {
-		return plane.Principal{Kind: plane.KindPerson, ID: v.Issuer + "/" + v.Subject, Rights: plane.AllRights}, nil
+		return plane.Principal{Kind: plane.KindPerson, ID: v.Issuer + "/" + v.Subject, Email: v.Email, Rights: plane.AllRights}, nil
 	}
 	return a.assertedPerson(ctx, identity{issuer: v.Issuer, subject: v.Subject, email: v.Email, name: v.Name})
 }

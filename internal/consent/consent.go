@@ -135,6 +135,14 @@ func (s *Service) publicURL() (string, error) {
 	return "", plane.Errorf(plane.Unavailable, "A link needs the address that browsers reach this server at.").Then("Set public_url in patchbay.yaml.")
 }
 
+// bound is the address that a link is for, where people can sign in with one.
+func (s *Service) bound(who plane.Principal) string {
+	if s.o.LocalOnly && !isPerson(who.ID) {
+		return ""
+	}
+	return who.Email
+}
+
 // mint makes a ticket for a connection. Nothing is stored yet.
 func (s *Service) mint(conn plane.Connection, who plane.Principal) (plane.Ticket, Link, error) {
 	base, err := s.publicURL()
@@ -146,7 +154,7 @@ func (s *Service) mint(conn plane.Connection, who plane.Principal) (plane.Ticket
 	nonce := base64.RawURLEncoding.EncodeToString(raw[:])
 	now := s.o.Clock.Now()
 	k := plane.Ticket{Hash: hash(nonce), ID: plane.NewTicketID(now), Connection: conn.ID, Version: conn.Version, Kind: conn.Auth, Asker: who.ID,
-		Email: who.Email, State: plane.TicketPending, ExpiresAt: now.Add(s.o.TicketLife)}
+		Email: s.bound(who), State: plane.TicketPending, ExpiresAt: now.Add(s.o.TicketLife)}
 	return k, Link{URL: base + ConnectPath + nonce, Hash: k.Hash, ExpiresAt: k.ExpiresAt, nonce: nonce}, nil
 }
 

@@ -241,6 +241,9 @@ func (b *Bot) named(ctx context.Context, person string) string {
 	if email := b.o.Email(ctx, person); email != "" {
 		return escape(email)
 	}
+	if at := strings.LastIndexAny(person, "/|"); strings.HasPrefix(person, "slack:") && at > 0 {
+		return "<@" + escape(person[at+1:]) + ">"
+	}
 	return escape(clip(person, 80))
 }
 
