@@ -123,7 +123,7 @@ func hasSensitive(cmd *command.Command) map[string]bool {
 // refusals. What differs is found here, whichever command is added next.
 func TestEveryCommandOnEverySurface(t *testing.T) {
 	f := fake.NewMCP(t, fake.Tool("get_issue", ""))
-	s := start(t, "", "org: {connections: {demo: {url: \""+f.Endpoint()+"\"}}}\n"+allow("demo", f.URL))
+	s, sl := inSlack(t, "org: {connections: {demo: {url: \""+f.Endpoint()+"\"}}}\n"+allow("demo", f.URL)+"identity: {admins: [ada@example.com]}\n")
 	x := newSurfaces(t, s)
 	reg := command.New(command.Deps{})
 	if len(reg.All()) != len(x.def) {
@@ -186,6 +186,12 @@ func TestEveryCommandOnEverySurface(t *testing.T) {
 			if _, _, chat, err := reg.ParseChat(strings.ReplaceAll(cmd.Name, ".", " ") + " —help"); err != nil || chat != help {
 				t.Errorf("help in chat: %v %s", err, chat)
 			}
+			if got := inThread(t, sl, "<@UBOT> "+strings.ReplaceAll(cmd.Name, ".", " ")+" --help"); squeezed(got) != squeezed(help) {
+				t.Errorf("help in Slack: %s", got)
+			}
+			if got := inThread(t, sl, "<@UBOT> "+strings.ReplaceAll(cmd.Name, ".", " ")+" --no-such-field"); !strings.Contains(got, "no-such-field") {
+				t.Errorf("an unknown field in Slack: %s", got)
+			}
 
 			// The same refusals, and where reading changes nothing the same answer.
 			for _, in := range []string{`{"no_such_field": 1}`, `[]`, `{`} {
@@ -204,12 +210,45 @@ func TestEveryCommandOnEverySurface(t *testing.T) {
 			if code != mcpCode || code == "" && !same(t, overHTTP, overMCP) {
 				t.Errorf("HTTP %s %s\nMCP %s %s", code, overHTTP, mcpCode, overMCP)
 			}
+			if cmd.ReadOnly && !secret {
+				var refused struct{ Detail string }
+				got := inThread(t, sl, "<@UBOT> "+cmd.Example)
+				if json.Unmarshal(overHTTP, &refused); code != "" && !strings.Contains(squeezed(got), squeezed(refused.Detail)) || code == "" && got == "" {
+					t.Errorf("HTTP %s %s\nSlack %s", code, overHTTP, got)
+				}
+			}
 			out := cmd.Output()
 			if code == "" && json.Unmarshal(overHTTP, out) != nil {
 				t.Errorf("the output is of another shape: %s", overHTTP)
 			}
 		})
 	}
+}
+
+// inThread says something in a channel and returns what the bot answers, whole.
+func inThread(t *testing.T, sl *fake.Slack, text string) (answer string) {
+	t.Helper()
+	ts := sl.Say("UADA", "C1", text, "")
+	within(t, 20*time.Second, text, func() bool {
+		answer = ""
+		for _, m := range sl.Messages("C1") {
+			if m.User == "UBOT" && m.Thread == ts {
+				answer += m.Text
+			}
+		}
+		for _, f := range sl.Files() {
+			if f.Thread == ts {
+				answer += f.Content
+			}
+		}
+		return answer != ""
+	})
+	return strings.NewReplacer("&lt;", "<", "&gt;", ">", "&amp;", "&").Replace(answer)
+}
+
+// squeezed is text without what a chat's dialect may change of it.
+func squeezed(s string) string {
+	return strings.Join(strings.Fields(strings.NewReplacer("*", "", "~", "", "[", "", "]", "").Replace(s)), " ")
 }
 
 // Who nobody knows is told so before anything is read, and a token that lacks

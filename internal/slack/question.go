@@ -55,7 +55,7 @@ func (b *Bot) isCommand(line string) bool {
 		return false
 	case words[0] == "mcp", words[0] == "help" && len(words) == 1:
 		return true
-	case len(words) == 1:
+	case len(words) == 1, strings.HasPrefix(words[1], "-"):
 		return slices.ContainsFunc(b.o.Commands.All(), func(c *command.Command) bool { return c.Name == words[0] })
 	}
 	return slices.ContainsFunc(b.o.Commands.All(), func(c *command.Command) bool {
@@ -96,10 +96,11 @@ func (b *Bot) command(ctx context.Context, w *plane.ChatWork, c *body, who plane
 	if added, ok := out.(*command.MCPAdded); ok && (added.Link != "" || added.SignInURL != "") {
 		return b.sendLink(ctx, c, added)
 	}
-	if t, ok := out.(*command.TokenCreated); ok && t != nil {
-		return b.whisperOut(ctx, c, out)
+	text := b.text(out)
+	if _, token := out.(*command.TokenCreated); token || opensRE.MatchString(text) {
+		return b.whisperOut(ctx, c, text)
 	}
-	return b.reply(ctx, c, strings.ReplaceAll(cmd.Name, ".", "-"), b.text(out))
+	return b.reply(ctx, c, strings.ReplaceAll(cmd.Name, ".", "-"), text)
 }
 
 func (b *Bot) text(out command.Output) string {
@@ -108,10 +109,15 @@ func (b *Bot) text(out command.Output) string {
 	return s.String()
 }
 
-// whisperOut shows what is for the asker alone.
-func (b *Bot) whisperOut(ctx context.Context, c *body, out command.Output) error {
-	if err := b.whisper(ctx, c, said{text: escape(b.text(out))}); err != nil {
-		return err
+// opensRE finds links that let whoever has them in.
+var opensRE = regexp.MustCompile(`https?://\S+/(?:mcp/connect|signin/local)/\S`)
+
+// whisperOut shows what is for the asker alone: whole, in parts where it is long.
+func (b *Bot) whisperOut(ctx context.Context, c *body, text string) error {
+	for _, part := range parts(strings.TrimSpace(text)) {
+		if err := b.whisper(ctx, c, said{text: escape(part)}); err != nil {
+			return err
+		}
 	}
 	if c.Direct {
 		return nil

@@ -178,7 +178,7 @@ var (
 	boldRE    = regexp.MustCompile(`\*\*([^*\n]+)\*\*`)
 	headRE    = regexp.MustCompile(`(?m)^#{1,6}\s+(.+)$`)
 	mdLinkRE  = regexp.MustCompile(`\[([^\]\n]+)\]\((https?://[^)\s]+)\)`)
-	chatBold  = regexp.MustCompile(`(^|[\s(])\*([^*\n]+)\*`)
+	chatBold  = regexp.MustCompile(`(^|[\s(])\*([^*\s](?:[^*\n]*[^*\s])?)\*`)
 	chatLink  = regexp.MustCompile(`<(https?://[^|>\s]+)\|([^>]+)>`)
 	itemRE    = regexp.MustCompile(`(?m)^(\s*)[•◦]\s+`)
 	strikeRE  = regexp.MustCompile(`(^|\s)~([^~\n]+)~`)

@@ -58,6 +58,7 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"credentials and the states of a connection", credentials},
 		{"a ticket moves by compare and swap", tickets},
 		{"people, sessions and tokens", people},
+		{"chat work is held by one and cards are good once", chat},
 		{"sealed blobs", sealed},
 		{"locks", locks},
 		{"a bare name keeps its tool", bareNames},
