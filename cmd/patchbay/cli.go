@@ -39,6 +39,7 @@ type cli struct {
 	Serve      serveCmd      `cmd:"" help:"Start the server."`
 	Ask        askCmd        `cmd:"" help:"Ask an agent something and watch it answer."`
 	Doctor     doctorCmd     `cmd:"" help:"Look for what is wrong on this machine."`
+	Slack      slackCmd      `cmd:"" help:"The Slack workspace that config names."`
 	Completion completionCmd `cmd:"" help:"Print a completion script for bash, zsh or fish."`
 	Version    versionCmd    `cmd:"" help:"Print the version."`
 

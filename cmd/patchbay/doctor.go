@@ -27,7 +27,11 @@ type finding struct {
 }
 
 func (c *doctorCmd) Run(e *env) error {
-	fs := append(c.local(e), c.server(e)...)
+	return report(e, append(c.local(e), c.server(e)...))
+}
+
+// report writes what was found; something bad is a failure.
+func report(e *env, fs []finding) error {
 	bad := 0
 	for _, f := range fs {
 		if !f.OK {

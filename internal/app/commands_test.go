@@ -186,12 +186,7 @@ func TestEveryCommandOnEverySurface(t *testing.T) {
 			if _, _, chat, err := reg.ParseChat(strings.ReplaceAll(cmd.Name, ".", " ") + " —help"); err != nil || chat != help {
 				t.Errorf("help in chat: %v %s", err, chat)
 			}
-			if got := inThread(t, sl, "<@UBOT> "+strings.ReplaceAll(cmd.Name, ".", " ")+" --help"); squeezed(got) != squeezed(help) {
-				t.Errorf("help in Slack: %s", got)
-			}
-			if got := inThread(t, sl, "<@UBOT> "+strings.ReplaceAll(cmd.Name, ".", " ")+" --no-such-field"); !strings.Contains(got, "no-such-field") {
-				t.Errorf("an unknown field in Slack: %s", got)
-			}
+			overSlack(t, sl, cmd, help)
 
 			// The same refusals, and where reading changes nothing the same answer.
 			for _, in := range []string{`{"no_such_field": 1}`, `[]`, `{`} {
@@ -222,6 +217,18 @@ func TestEveryCommandOnEverySurface(t *testing.T) {
 				t.Errorf("the output is of another shape: %s", overHTTP)
 			}
 		})
+	}
+}
+
+// overSlack holds a command's help, and its refusal of a field, in Slack to the others'.
+func overSlack(t *testing.T, sl *fake.Slack, cmd *command.Command, help string) {
+	t.Helper()
+	line := "<@UBOT> " + strings.ReplaceAll(cmd.Name, ".", " ")
+	if got := inThread(t, sl, line+" --help"); squeezed(got) != squeezed(help) {
+		t.Errorf("help in Slack: %s", got)
+	}
+	if got := inThread(t, sl, line+" --no-such-field"); !strings.Contains(got, "no-such-field") {
+		t.Errorf("an unknown field in Slack: %s", got)
 	}
 }
 

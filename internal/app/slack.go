@@ -82,7 +82,7 @@ func (c *Config) checkSlack() error {
 
 // slackClient is a client that reaches Slack and nothing else: the address of config, and
 // the hosts of its domain that Slack names for sockets and files.
-func (s *SlackConfig) client(app, bot string, log *slog.Logger) (*slackapi.Client, *websocket.Dialer, error) {
+func (s *SlackConfig) client(app, bot string, log *slog.Logger, more ...slackapi.Option) (*slackapi.Client, *websocket.Dialer, error) {
 	home, err := hostPort(s.api())
 	if err != nil {
 		return nil, nil, err
@@ -95,8 +95,8 @@ func (s *SlackConfig) client(app, bot string, log *slog.Logger) (*slackapi.Clien
 		return hostport == home || strings.HasSuffix(hostport, "."+host+":443") && net.ParseIP(host) == nil
 	})
 	h := &http.Client{Transport: t, Timeout: time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	api := slackapi.New(bot, slackapi.OptionAppLevelToken(app), slackapi.OptionAPIURL(s.api()), slackapi.OptionHTTPClient(h),
-		slackapi.OptionLog(slog.NewLogLogger(log.Handler(), slog.LevelDebug)))
+	api := slackapi.New(bot, append(more, slackapi.OptionAppLevelToken(app), slackapi.OptionAPIURL(s.api()), slackapi.OptionHTTPClient(h),
+		slackapi.OptionLog(slog.NewLogLogger(log.Handler(), slog.LevelDebug)))...)
 	return api, &websocket.Dialer{NetDialContext: t.DialContext, HandshakeTimeout: 15 * time.Second}, nil
 }
 
@@ -111,6 +111,29 @@ func (s *SlackConfig) tokens() (app, bot string, err error) {
 		return "", "", plane.Errorf(plane.Unavailable, "slack.app_token_env names a token that begins with xapp-, and slack.bot_token_env one that begins with xoxb-.").Then("docs/slack.md")
 	}
 	return app, bot, nil
+}
+
+// SlackDoctor looks whether the workspace that a config names can be worked in; to is a
+// member's address who gets a message, or "".
+func SlackDoctor(ctx context.Context, c *Config, to string) []slack.Checked {
+	s := c.Slack
+	if !s.on() {
+		return []slack.Checked{{What: "config", Err: plane.Errorf(plane.InvalidInput, "The config names no workspace.").Then("docs/slack.md: slack.app_token_env and slack.bot_token_env")}}
+	}
+	app, bot, err := s.tokens()
+	if err != nil {
+		return []slack.Checked{{What: "tokens", Err: err}}
+	}
+	granted := ""
+	api, dialer, err := s.client(app, bot, slog.New(slog.DiscardHandler), slackapi.OptionOnResponseHeaders(func(_ string, h http.Header) {
+		if v := h.Get("X-OAuth-Scopes"); v != "" {
+			granted = v
+		}
+	}))
+	if err != nil {
+		return []slack.Checked{{What: "config", Err: err}}
+	}
+	return slack.Doctor(ctx, api, dialer, func() string { return granted }, to)
 }
 
 func chatBind(id string) secret.Bind {

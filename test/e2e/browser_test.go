@@ -80,6 +80,7 @@ func (b *browser) open(url string) {
 // press presses the button of that name, what only a screen reader hears included.
 func (b *browser) press(name string) {
 	b.t.Helper()
+	b.loaded() // what moves while it loads is missed
 	b.do("press "+name, chromedp.Click(chromedp.Search(`//main//button[normalize-space()="`+name+`"]`)))
 }
 

@@ -42,10 +42,11 @@ func TestMain(m *testing.M) {
 
 // daemon is a running `patchbay serve`.
 type daemon struct {
-	t    *testing.T
-	data string
-	cmd  *exec.Cmd
-	log  *bytes.Buffer
+	launch func()
+	t      *testing.T
+	data   string
+	cmd    *exec.Cmd
+	log    *bytes.Buffer
 }
 
 func serve(t *testing.T, config string, env ...string) *daemon {
@@ -62,26 +63,44 @@ func serveOn(t *testing.T, port int, config string, env ...string) *daemon {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d.cmd = exec.Command(binary, "serve", "-c", file)
-	d.cmd.Env = append(os.Environ(), env...)
-	d.cmd.Stderr = d.log
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
+	d.launch = func() {
+		d.cmd = exec.Command(binary, "serve", "-c", file)
+		d.cmd.Env = append(os.Environ(), env...)
+		d.cmd.Stderr = d.log
+		if err := d.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
 	}
+	d.launch()
 	t.Cleanup(func() {
 		d.cmd.Process.Signal(syscall.SIGTERM)
 		if err := d.cmd.Wait(); err != nil {
 			t.Errorf("serve ended with %v\n%s", err, d.log)
 		}
 	})
+	d.ready()
+	return d
+}
+
+func (d *daemon) ready() {
+	d.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if _, _, code := d.run("status"); code == 0 {
-			return d
+			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("not ready\n%s", d.log)
+			d.t.Fatalf("not ready\n%s", d.log)
 		}
 	}
+}
+
+// killed ends the server without a word, and starts it again.
+func (d *daemon) killed() {
+	d.t.Helper()
+	d.cmd.Process.Kill()
+	d.cmd.Wait() // it was killed, and says so
+	d.launch()
+	d.ready()
 }
 
 func (d *daemon) run(args ...string) (stdout, stderr string, code int) {
