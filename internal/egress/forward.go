@@ -219,6 +219,7 @@ type exchange struct {
 	grant policy.EgressGrant
 	lease *connect.EgressLease
 	e     *plane.EgressRecord
+	begun bool // its row was written before it was sent
 
 	sent, received atomic.Int64 // a transport may read a body after its answer
 }
@@ -243,6 +244,7 @@ func (x *exchange) send(out *http.Request, upgrade bool) {
 			refuse(x.w, http.StatusServiceUnavailable, err)
 			return
 		}
+		x.begun = true
 	} else {
 		p.stamp(x.who, x.e)
 	}
@@ -483,7 +485,7 @@ func (x *exchange) splice(resp *http.Response) {
 
 func (x *exchange) settle() {
 	x.e.Sent, x.e.Received = x.e.Sent+x.sent.Load(), x.e.Received+x.received.Load()
-	if query(x.r.Method) && x.e.Owner == "" {
+	if !x.begun {
 		x.p.later(x.e)
 		return
 	}

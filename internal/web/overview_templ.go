@@ -187,7 +187,7 @@ func overviewPage(v *visit, x overviewView) templ.Component {
 			return templ_7745c5c3_Err
 		}
 		if len(x.runs) == 0 {
-			templ_7745c5c3_Err = empty("No agent was asked anything yet. Ask one: patchbay ask \"What can you do?\"", "", "").Render(ctx, templ_7745c5c3_Buffer)
+			templ_7745c5c3_Err = empty("There is no run of yours yet. Ask an agent: patchbay ask \"What can you do?\"", "", "").Render(ctx, templ_7745c5c3_Buffer)
 			if templ_7745c5c3_Err != nil {
 				return templ_7745c5c3_Err
 			}

@@ -101,11 +101,25 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 			v.st, err = ask[command.Status](v, "status", &command.StatusInput{})
 		}
 		if err != nil {
-			p.problem(w, r, err)
+			p.missing(w, r, v, err)
 			return
 		}
 		p.render(w, r, status, shell(v, inner))
 	}
+}
+
+// missing says what is wrong on a page of the dashboard, with the way to the others. What
+// only a log can explain stands alone.
+func (p *Pages) missing(w http.ResponseWriter, r *http.Request, v *visit, err error) {
+	e := plane.Public(err)
+	status := map[plane.Kind]int{plane.InvalidInput: 400, plane.Forbidden: 403, plane.NotFound: 404, plane.Unavailable: 503}[e.Kind]
+	st, serr := ask[command.Status](v, "status", &command.StatusInput{})
+	if status == 0 || serr != nil {
+		p.problem(w, r, err)
+		return
+	}
+	v.st, v.title = st, titles[status]
+	p.render(w, r, status, shell(v, missingPage(titles[status], e.Message, e.Next)))
 }
 
 // ask runs a command as every surface does.

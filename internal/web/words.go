@@ -170,3 +170,61 @@ func auditUntil(v *visit, until string) string {
 	}
 	return "/audit?" + q.Encode()
 }
+
+// person is somebody as the viewer knows them.
+func (v *visit) person(id string) string {
+	id = strings.TrimPrefix(id, "person:")
+	switch {
+	case id == v.who.ID && v.who.Kind == plane.KindLocal:
+		return "you, the local admin"
+	case id == v.who.ID:
+		return "you"
+	case strings.Contains(id, "|"): // issuer and subject
+		return id[strings.LastIndexByte(id, '|')+1:]
+	}
+	return id
+}
+
+// scope is whose something is, as the viewer knows them.
+func (v *visit) scope(s string) string {
+	if who, ok := strings.CutPrefix(s, "user:"); ok {
+		if who == v.who.ID {
+			return "you"
+		}
+		return "user " + v.person(who)
+	}
+	return s
+}
+
+func callerOf(c *command.ConfigShow) string {
+	if c.Admin {
+		return c.Caller + ", an org admin"
+	}
+	return c.Caller
+}
+
+// tookOf says how long a call took, and how much of it was its server's.
+func tookOf(c command.CallRow) string {
+	if c.Upstream > 0 {
+		return took(c) + ", of which " + msOf(c.Upstream) + " waiting for " + c.Server
+	}
+	return took(c)
+}
+
+// runHref is a run's page with one of its choices set and the others as they are.
+func runHref(v *visit, id, name, value string) string {
+	q := url.Values{}
+	for _, k := range []string{"evidence", "steps"} {
+		if was := v.r.URL.Query().Get(k); was != "" {
+			q.Set(k, was)
+		}
+	}
+	q.Del(name)
+	if value != "" {
+		q.Set(name, value)
+	}
+	if len(q) == 0 {
+		return "/runs/" + id
+	}
+	return "/runs/" + id + "?" + q.Encode()
+}
