@@ -16,7 +16,7 @@ build:
 
 # All tests but the long ones. Installs what they need first.
 test: deps lint
-	go test -timeout 280s ./...
+	go test -parallel 6 -timeout 280s ./...
 
 lint:
 	@test -z "$$(gofmt -l cmd internal test bench *.go | tee /dev/stderr)"

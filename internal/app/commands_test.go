@@ -122,6 +122,7 @@ func hasSensitive(cmd *command.Command) map[string]bool {
 // Every command on every surface: one parse, one JSON, one help, one set of
 // refusals. What differs is found here, whichever command is added next.
 func TestEveryCommandOnEverySurface(t *testing.T) {
+	t.Parallel()
 	f := fake.NewMCP(t, fake.Tool("get_issue", ""))
 	s, sl := inSlack(t, "org: {connections: {demo: {url: \""+f.Endpoint()+"\"}}}\n"+allow("demo", f.URL)+"identity: {admins: [ada@example.com]}\n")
 	x := newSurfaces(t, s)

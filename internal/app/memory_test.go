@@ -210,6 +210,7 @@ func TestAMemoryOfTooManySources(t *testing.T) {
 // An answer that comes after its run was taken over settles the call that was given up,
 // and the run goes on with it: nobody is asked, nothing is sent again.
 func TestALateAnswerSettlesItsCall(t *testing.T) {
+	t.Parallel()
 	c := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("pay", ""))
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -250,6 +251,7 @@ func TestALateAnswerSettlesItsCall(t *testing.T) {
 // The database is gone while a server answers: what it answered is put on record when
 // the database is back, of a run and of a client, and nobody has to say what became of it.
 func TestAnAnswerOutlivesTheDatabasesAbsence(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	p := newProxy(t, pg.URL)
 	m := fake.NewMCP(t, fake.Tool("pay", ""))

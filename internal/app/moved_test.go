@@ -106,6 +106,7 @@ func TestWhatWasDecidedIsNotUndone(t *testing.T) {
 
 // TestReplicasWhoseFilesDiffer: one uses no record that the other's file made otherwise.
 func TestReplicasWhoseFilesDiffer(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("look", ""), fake.Tool("drop", ""))
 	with := func(deny string) *served {

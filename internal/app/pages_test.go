@@ -242,6 +242,7 @@ func TestTheOverviewNamesWhatWaits(t *testing.T) {
 
 // A stream of a run ends with the session that opened it, and nobody opens them without end.
 func TestAStreamEndsWithItsSession(t *testing.T) {
+	t.Parallel()
 	m := fake.NewMCP(t, fake.Tool("pay", ""))
 	s := start(t, "", upConfig(m)+"agents: {general: {approvals: {mcp__up__pay: ask}}}\n"+scripted(`[{calls: [{tool: mcp__up__pay}]}, {say: fine}]`))
 	s.refresh("up")

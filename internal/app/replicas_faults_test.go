@@ -21,6 +21,7 @@ import (
 // A credential that a person stored for another address is never shown to the old
 // one, by whatever replica and however the old server asks for it.
 func TestANewCredentialStaysOffTheOldServer(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	old, next := fake.NewMCP(t, fake.Tool("look", "")), fake.NewMCP(t, fake.Tool("look", ""))
 	var leaked atomic.Int64
@@ -63,6 +64,7 @@ func TestANewCredentialStaysOffTheOldServer(t *testing.T) {
 // Replicas whose configs differ do not fence each other's addresses: a pinned
 // connection serves nobody at the one that does not have what was pinned last.
 func TestConfigsThatDiffer(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	old, next := fake.NewMCP(t, fake.Tool("look", ""), fake.Tool("change", "")), fake.NewMCP(t, fake.Tool("look", ""), fake.Tool("change", ""))
 	b := start(t, "", onPostgres(pg.URL, upConfig(old)))
@@ -92,6 +94,7 @@ func TestConfigsThatDiffer(t *testing.T) {
 
 // A database that stands still, without a word, makes no caller wait for long.
 func TestADatabaseThatStandsStill(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("look", ""), fake.Tool("change", ""))
 	gate := newProxy(t, pg.URL)
@@ -133,6 +136,7 @@ func TestANoticeBeforeAnyCall(t *testing.T) {
 
 // Replicas that start together with a changed config all start.
 func TestReplicasPinTogether(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	var wg sync.WaitGroup
 	for round := range 3 {
@@ -160,6 +164,7 @@ func TestReplicasPinTogether(t *testing.T) {
 // A connection that is removed while its catalog is stored leaves nothing behind,
 // and nobody is refused over it.
 func TestRemovingWhileReading(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	st, err := store.Open(t.Context(), store.Options{URL: pg.URL})
 	if err != nil {

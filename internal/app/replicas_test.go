@@ -21,7 +21,6 @@ import (
 	"patchbay/internal/fake"
 	"patchbay/internal/mcp"
 	"patchbay/internal/plane"
-	"patchbay/internal/secret"
 	"patchbay/internal/store/storetest"
 )
 
@@ -33,7 +32,6 @@ func cluster(t *testing.T) *storetest.Cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(pg.Stop)
-	secret.GenerateKey().Expose(func(k string) { t.Setenv("REPLICA_KEYS", k) })
 	return pg
 }
 
@@ -81,6 +79,7 @@ func (l *listings) note(m *fake.MCP, now func() time.Time) {
 // Three replicas, two hundred connections, half an hour: every catalog is read
 // once in every period of its own and none twice.
 func TestEveryCatalogOncePerPeriod(t *testing.T) {
+	t.Parallel()
 	const n, period, step = 200, 15 * time.Minute, 20 * time.Second
 	pg := cluster(t)
 	m, config := manyServers(t, n)
@@ -168,6 +167,7 @@ func within(t *testing.T, d time.Duration, what string, cond func() bool) {
 // What is changed through one replica fences an effect on another at once, and a
 // query within a second, whether the database tells of changes or not.
 func TestAChangeIsSeenByEveryReplica(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("look", ""), fake.Tool("change", ""))
 	a := start(t, "", onPostgres(pg.URL, allow("up", m.URL)))
@@ -225,6 +225,7 @@ func TestAChangeIsSeenByEveryReplica(t *testing.T) {
 
 // A catalog that one replica read is the other's too.
 func TestACatalogIsSeenByEveryReplica(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("look", ""))
 	config := onPostgres(pg.URL, upConfig(m))
@@ -239,6 +240,7 @@ func TestACatalogIsSeenByEveryReplica(t *testing.T) {
 
 // A replica whose own clock is wrong goes by the database's.
 func TestAWrongClockDoesNoHarm(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("look", ""))
 	config := onPostgres(pg.URL, strings.Replace(upConfig(m), "for: [up]", "for: [up, later]", 1)+"limits: {ticket_life: 4m}\n")
@@ -295,6 +297,7 @@ func (s skewed) Now() time.Time { return time.Now().Add(time.Duration(s)) }
 // PostgreSQL crashes under load and comes back: every call has an answer, no
 // effect is done twice, and the replicas go on by themselves.
 func TestPostgresRestartsUnderLoad(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	m := fake.NewMCP(t, fake.Tool("change", ""))
 	var ran sync.Map

@@ -23,8 +23,6 @@ func inSlack(t *testing.T, config string) (*served, *fake.Slack) {
 
 func newWorkspace(t *testing.T) *fake.Slack {
 	t.Helper()
-	t.Setenv("SLACK_APP", fake.SlackApp)
-	t.Setenv("SLACK_BOT", fake.SlackBot)
 	sl := fake.NewSlack(t)
 	sl.AddUser("UADA", "ada@example.com", "")
 	sl.AddUser("UBOB", "bob@example.com", "")
@@ -40,7 +38,6 @@ func slackConfig(sl *fake.Slack) string {
 func TestAMentionIsARun(t *testing.T) {
 	m := fake.NewMCP(t, fake.Tool("look", `"annotations":{"readOnlyHint":true}`))
 	llm := fake.NewLLM(t, fake.Turn{Text: "Looking.", Calls: []fake.ToolCall{{Name: "mcp__up__look"}}}, fake.Turn{Text: "There are **three** invoices; see [the list](https://x.example/l)."}, fake.Turn{Text: "As I said."})
-	t.Setenv("FAKE_KEY", "k")
 	s, sl := inSlack(t, upConfig(m)+llmConfig(llm, "anthropic"))
 	s.refresh("up")
 	sl.Say("UADA", "C1", "We wait for invoices", "")
@@ -88,6 +85,7 @@ var connectRE = regexp.MustCompile(`https?://[^"\\\s>|]+/mcp/connect/[A-Za-z0-9_
 // A server is added in a thread: the link goes to the asker alone, and the thread hears how
 // it ended, once.
 func TestConnectFromSlack(t *testing.T) {
+	t.Parallel()
 	sl, m := adasNotes(t)
 	q := sl.Say("UADA", "C1", "<@UBOT> mcp add notes <"+m.Endpoint()+">", "")
 	told := sl.Until("C1", "was sent to <@UADA> alone")
@@ -159,6 +157,7 @@ func TestLongOutputIsWhole(t *testing.T) {
 
 // A call that asks is a card for whoever may decide; its buttons are good once.
 func TestApproveInSlack(t *testing.T) {
+	t.Parallel()
 	m := fake.NewMCP(t, fake.Tool("pay", `"annotations":{"destructiveHint":true}`))
 	s, sl := inSlack(t, upConfig(m)+"identity: {admins: [bob@example.com]}\nagents: {general: {approvals: {mcp__up__pay: ask}}}\n"+
 		scripted(`[{calls: [{tool: mcp__up__pay, input: {x: "invoice 7"}}]}, {say: paid}]`))
@@ -190,6 +189,7 @@ func TestApproveInSlack(t *testing.T) {
 
 // A call that nobody knows the end of is a card, too.
 func TestResolveInSlack(t *testing.T) {
+	t.Parallel()
 	m := fake.NewMCP(t, fake.Tool("pay", ""))
 	m.Wrap(func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -238,9 +238,9 @@ func TestAPrivateAnswerAsksItsOwner(t *testing.T) {
 
 // One event is one answer, however often and to whomever it comes.
 func TestEventsOfAllKinds(t *testing.T) {
+	t.Parallel()
 	llm := fake.NewLLM(t)
 	llm.Script(func(int, string) fake.Turn { return fake.Turn{Text: "here is your answer"} })
-	t.Setenv("FAKE_KEY", "k")
 	_, sl := inSlack(t, llmConfig(llm, "anthropic"))
 	answers := func(ch string) (n int) {
 		for _, x := range sl.Messages(ch) {
@@ -290,6 +290,7 @@ func TestEventsOfAllKinds(t *testing.T) {
 
 // A run is stopped by a reaction, a button, or by taking the question back.
 func TestStopInSlack(t *testing.T) {
+	t.Parallel()
 	m := fake.NewMCP(t, fake.Tool("wait", ""))
 	s, sl := inSlack(t, upConfig(m)+"agents: {general: {approvals: {mcp__up__wait: ask}}}\n"+scripted(`[{calls: [{tool: mcp__up__wait}]}, {say: never}]`))
 	s.refresh("up")

@@ -21,12 +21,12 @@ import (
 // Two replicas with one app: every event is handled once, whoever hears it, and the work of
 // one that goes is gone on with by the other.
 func TestTwoReplicasInOneWorkspace(t *testing.T) {
+	t.Parallel()
 	pg := cluster(t)
 	sl := newWorkspace(t)
 	sl.Both = true
 	llm := fake.NewLLM(t)
 	llm.Script(func(n int, _ string) fake.Turn { return fake.Turn{Text: fmt.Sprintf("answer %d", n)} })
-	t.Setenv("FAKE_KEY", "k")
 	m := fake.NewMCP(t, fake.Tool("look", ""))
 	config := onPostgres(pg.URL, slackConfig(sl)+llmConfig(llm, "anthropic")+upConfig(m))
 	one, _ := start(t, "", config), start(t, "", config)
