@@ -236,10 +236,10 @@ func overSlack(t *testing.T, sl *fake.Slack, cmd *command.Command, help string) 
 // inThread says something in a channel and returns what the bot answers, whole.
 func inThread(t *testing.T, sl *fake.Slack, text string) (answer string) {
 	t.Helper()
-	ts := sl.Say("UADA", "C1", text, "")
+	ts := sl.Say("UADA", "DADA", text, "")
 	within(t, 20*time.Second, text, func() bool {
 		answer = ""
-		for _, m := range sl.Messages("C1") {
+		for _, m := range sl.Messages("DADA") {
 			if m.User == "UBOT" && m.Thread == ts {
 				answer += m.Text
 			}
@@ -256,7 +256,7 @@ func inThread(t *testing.T, sl *fake.Slack, text string) (answer string) {
 
 // squeezed is text without what a chat's dialect may change of it.
 func squeezed(s string) string {
-	return strings.Join(strings.Fields(strings.NewReplacer("*", "", "~", "", "[", "", "]", "").Replace(s)), " ")
+	return strings.Join(strings.Fields(strings.NewReplacer("```", "", "` ` `", "").Replace(s)), " ")
 }
 
 // Who nobody knows is told so before anything is read, and a token that lacks

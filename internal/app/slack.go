@@ -27,6 +27,7 @@ type SlackConfig struct {
 	AppToken string `yaml:"app_token_env"` // the variable with the app-level token, xapp-…
 	BotToken string `yaml:"bot_token_env"` // the variable with the bot's token, xoxb-…
 	Agent    string `yaml:"agent"`         // who answers in direct messages, and in channels that no team names
+	Guests   bool   `yaml:"guests"`        // guests of the workspace are answered, too
 	API      string `yaml:"api_url"`       // left out, https://slack.com/api/
 }
 
@@ -158,7 +159,7 @@ func (a *App) openSlack() error {
 		Seal: func(id string, b []byte) []byte { return a.ring.Seal(chatBind(id), b) },
 		Open: func(id string, blob []byte) ([]byte, error) { return a.ring.Open(chatBind(id), blob) },
 		Person: func(ctx context.Context, m slack.Member) (plane.Principal, error) {
-			return a.auth.Vouched(ctx, authn.Voucher{Issuer: "slack:" + m.Team, Subject: m.User, Email: m.Email, Name: m.Name})
+			return a.auth.Vouched(ctx, authn.Voucher{Issuer: "slack:" + m.Team, Subject: m.User, Email: m.Email, Name: m.Name, Guest: m.Guest})
 		},
 		Email: func(ctx context.Context, person string) string {
 			p, err := a.store.Person(ctx, person)
@@ -178,7 +179,7 @@ func (a *App) openSlack() error {
 			ag, _ := a.policy.Load().Agent(agent)
 			return slices.Concat(ag.Operators, a.live.Load().Identity.Admins)
 		},
-		Owners:  a.privateOf,
+		Owners: a.privateOf, Guests: s.Guests,
 		RunPage: func(id plane.RunID) string { return a.publicURL() + "/runs/" + string(id) }, ConnPage: a.connectionPage,
 		Owner: owner(), Now: a.o.Clock.Now, Log: a.o.Log})
 	a.slack.Start()
@@ -203,6 +204,15 @@ func privateCalls(ctx context.Context, s *store.Store, find func(plane.Connectio
 		}
 		if private = true; !slices.Contains(names, c.Server) {
 			names = append(names, c.Server)
+		}
+	}
+	sources, err := s.Lineage(ctx, string(id))
+	if err != nil {
+		return names, true
+	}
+	for _, src := range sources { // a memory may hold what was private
+		if strings.HasPrefix(src, "mem_") && !slices.Contains(names, "memory") {
+			names, private = append(names, "memory"), true
 		}
 	}
 	rounds, err := s.Rounds(ctx, id)

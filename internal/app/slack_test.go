@@ -61,7 +61,7 @@ func TestAMentionIsARun(t *testing.T) {
 	for _, b := range llm.Requests() {
 		before = string(b)
 	}
-	for _, want := range []string{"What was said in this Slack thread before", "how many invoices are there?", "*three* invoices", "again?"} {
+	for _, want := range []string{"what people said in this thread before", "how many invoices are there?", "*three* invoices", "again?"} {
 		if !strings.Contains(before, strings.ReplaceAll(want, `"`, `\"`)) {
 			t.Errorf("the model is not told %q: %s", want, before)
 		}

@@ -33,7 +33,7 @@ func TestTwoReplicasInOneWorkspace(t *testing.T) {
 	within(t, 20*time.Second, "two sockets", func() bool { return sl.Sockets() == 2 })
 	var asked []string
 	for i := range 12 {
-		asked = append(asked, sl.Say("UADA", "C1", fmt.Sprintf("<@UBOT> question %d", i), ""), sl.Say("UBOB", "C1", "<@UBOT> mcp list", ""))
+		asked = append(asked, sl.Say("UADA", "C1", fmt.Sprintf("<@UBOT> question %d", i), ""), sl.Say("UBOB", "C1", "<@UBOT> agents list", ""))
 	}
 	answers := func(ts string) (n int) {
 		for _, x := range sl.Messages("C1") {
@@ -70,78 +70,146 @@ func TestTwoReplicasInOneWorkspace(t *testing.T) {
 	within(t, 20*time.Second, "an answer", func() bool { return answers(ts) == 1 })
 }
 
-// What a workspace does not vouch for binds nothing: a guest's address, a stranger's, and
-// any where the app may not read it.
-func TestOnlyVouchedAddressesCount(t *testing.T) {
-	sl := newWorkspace(t)
-	sl.AddUser("UALIEN", "ada@example.com", "alien")
-	sl.AddUser("UFAKE", "ada@example.com", "guest")
-	m := fake.NewMCP(t, fake.Tool("look", ""))
-	s := start(t, "", slackConfig(sl)+"identity: {admins: [ada@example.com]}\n"+upConfig(m))
-	s.refresh("up")
-	within(t, 10*time.Second, "the socket", func() bool { return sl.Sockets() == 1 })
-	for user, want := range map[string]string{"UALIEN": "Only an org admin", "UFAKE": "Only an org admin", "UADA": "Pinned", "UGUEST": "Only an org admin"} {
-		ts := sl.Say(user, "C1", "<@UBOT> mcp disable up", "")
-		got := ""
-		within(t, 10*time.Second, "an answer", func() bool {
-			for _, x := range sl.Messages("C1") {
-				if x.User == "UBOT" && x.Thread == ts {
-					got = x.Text
-				}
-			}
-			return got != ""
-		})
-		if user == "UADA" == strings.Contains(got, "Only an org admin") {
-			t.Errorf("%s, who should hear %q: %s", user, want, got)
-		}
-	}
-	sl.Deny("users:read.email")
-	sl.AddUser("UNEW", "ada@example.com", "")
-	ts := sl.Say("UNEW", "C2", "<@UBOT> mcp enable up", "")
-	within(t, 10*time.Second, "an answer", func() bool {
-		for _, x := range sl.Messages("C2") {
-			if x.User == "UBOT" && x.Thread == ts {
-				return strings.Contains(x.Text, "Only an org admin")
+// answerTo says something and returns what the bot answers, to all or to the asker alone.
+func answerTo(t *testing.T, sl *fake.Slack, user, channel, text string) (got fake.SlackMessage) {
+	t.Helper()
+	ts := sl.Say(user, channel, "<@UBOT> "+text, "")
+	within(t, 15*time.Second, text, func() bool {
+		for _, x := range sl.Messages(channel) {
+			if x.User == "UBOT" && (x.Thread == ts || x.Only == user && x.TS > ts) && !strings.Contains(x.Text, "Looking") {
+				got = x
+				return true
 			}
 		}
 		return false
 	})
+	return got
 }
 
-// Being in a channel is being of its team, and not changing its settings: that is config's.
-func TestAChannelIsATeam(t *testing.T) {
+// Who is not of the workspace is not answered, a guest only where config says so, and an
+// address counts where the workspace made the account and somebody confirmed it.
+func TestOnlyVouchedAddressesCount(t *testing.T) {
+	t.Parallel()
 	m := fake.NewMCP(t, fake.Tool("look", ""))
-	sl := newWorkspace(t)
-	s := start(t, "", slackConfig(sl)+fmt.Sprintf("teams: {payments: {slack_channels: [C0PAY], config_write: [ada@example.com], agent: research}, \"slack:C0FREE\": {config_write: [bob@example.com]}}\negress: {allow: [{to: %q, for: [\"team:payments/pay\", \"team:slack:C0FREE/free\"]}]}\n", m.URL)+
-		scripted(`[{say: "I have what the team has."}]`))
-	within(t, 10*time.Second, "the socket", func() bool { return sl.Sockets() == 1 })
-	say := func(user, channel, text, want string) {
-		t.Helper()
-		ts := sl.Say(user, channel, "<@UBOT> "+text, "")
-		got := ""
-		within(t, 10*time.Second, "an answer", func() bool {
-			for _, x := range sl.Messages(channel) {
-				if x.User == "UBOT" && x.Thread == ts && !strings.Contains(x.Text, "Looking") {
-					got = x.Text
-				}
+	for guests, want := range map[string]map[string]string{
+		"":                  {"UADA": "inned", "UBOB": "Only an org admin", "UALIEN": "Only people of this workspace", "UFAKE": "slack.guests", "UNSURE": "Only an org admin"},
+		", guests: true}\n": {"UADA": "inned", "UALIEN": "Only people of this workspace", "UFAKE": "Only an org admin"},
+	} {
+		sl := newWorkspace(t)
+		for _, kind := range []string{"alien", "guest", "unsure"} {
+			sl.AddUser(map[string]string{"alien": "UALIEN", "guest": "UFAKE", "unsure": "UNSURE"}[kind], "ada@example.com", kind)
+		}
+		config := slackConfig(sl)
+		if guests != "" {
+			config = strings.Replace(config, "}\n", guests, 1)
+		}
+		s := start(t, "", config+"identity: {admins: [ada@example.com]}\n"+upConfig(m))
+		s.refresh("up")
+		within(t, 10*time.Second, "the socket", func() bool { return sl.Sockets() == 1 })
+		for user, says := range want {
+			if got := answerTo(t, sl, user, "C1", "mcp disable up"); !strings.Contains(got.Text, says) && !(says == "inned" && !strings.Contains(got.Text, "Only an org admin")) {
+				t.Errorf("%s is told %q, not %q", user, got.Text, says)
 			}
-			return got != ""
-		})
-		if !strings.Contains(got, want) {
-			t.Errorf("%s in %s, %q: %s", user, channel, text, got)
+		}
+		if guests != "" {
+			if got := answerTo(t, sl, "UFAKE", "C2", "tokens create mine --scopes mcp:read"); !strings.Contains(got.Text, "lacks the scope") {
+				t.Errorf("a guest makes a token: %s", got.Text)
+			}
+			continue
+		}
+		sl.Deny("users:read.email")
+		sl.AddUser("UNEW", "ada@example.com", "")
+		if got := answerTo(t, sl, "UNEW", "C2", "mcp enable up"); !strings.Contains(got.Text, "Only an org admin") {
+			t.Errorf("where addresses are hidden: %s", got.Text)
 		}
 	}
-	say("UBOB", "C0PAY", "mcp add pay "+m.Endpoint()+" --scope channel", "needs config:write there")
-	say("UADA", "C0PAY", "mcp add pay "+m.Endpoint()+" --scope channel", "pay is connected")
-	say("UADA", "C0FREE", "mcp add free "+m.Endpoint()+" --scope channel", "needs config:write there")
-	say("UBOB", "C0FREE", "mcp add free "+m.Endpoint()+" --scope channel", "free is connected")
-	say("UBOB", "C0PAY", "mcp list", "pay")
-	say("UGUEST", "C0FREE", "mcp list", "free")
-	say("UBOB", "C0ELSE", "mcp list", "No server is connected")
-	say("UBOB", "C0PAY", "what do you have?", "I have what the team has.")
+}
+
+// Being in a channel is being of its team, and not changing its settings or deciding for it:
+// that is config's.
+func TestAChannelIsATeam(t *testing.T) {
+	t.Parallel()
+	m := fake.NewMCP(t, fake.Tool("look", ""))
+	sl := newWorkspace(t)
+	s := start(t, "", slackConfig(sl)+fmt.Sprintf("teams: {payments: {members: [ada@example.com], slack_channels: [C0PAY], config_write: [ada@example.com], agent: research}, \"slack:C0FREE\": {config_write: [bob@example.com]}}\negress: {allow: [{to: %q, for: [\"team:payments/pay\", \"team:slack:C0FREE/free\"]}]}\n", m.URL)+
+		scripted(`[{say: "I have what the team has."}]`))
+	within(t, 10*time.Second, "the socket", func() bool { return sl.Sockets() == 1 })
+	for _, c := range []struct{ user, channel, text, want string }{
+		{"UBOB", "C0PAY", "mcp add pay " + m.Endpoint() + " --scope channel", "needs config:write there"},
+		{"UADA", "C0PAY", "mcp add pay " + m.Endpoint() + " --scope channel", "pay is connected"},
+		{"UADA", "C0FREE", "mcp add free " + m.Endpoint() + " --scope channel", "needs config:write there"},
+		{"UBOB", "C0FREE", "mcp add free " + m.Endpoint() + " --scope channel", "free is connected"},
+		{"UBOB", "C0PAY", "mcp list", "pay"},
+		{"UADA", "C0FREE", "mcp list", "free"},
+		{"UBOB", "C0ELSE", "mcp list", "No server is connected"},
+		{"UBOB", "C0PAY", "what do you have?", "I have what the team has."},
+		{"UBOB", "C0PAY", `mcp propose '{"name":"evil","url":"https://evil.example/mcp","auth":"none"}' --team payments`, "evil"},
+		{"UBOB", "C0PAY", "mcp accept evil --team payments", "needs config:write there"},
+	} {
+		if got := answerTo(t, sl, c.user, c.channel, c.text); !strings.Contains(got.Text, c.want) {
+			t.Errorf("%s in %s, %q: %s", c.user, c.channel, c.text, got.Text)
+		}
+	}
 	var l command.RunsList
 	if err := s.do("runs.list", command.RunsListInput{}, &l); err != nil || len(l.Runs) != 1 || l.Runs[0].Agent != "research" || l.Runs[0].Team != "payments" {
 		t.Errorf("%+v %v", l, err)
+	}
+}
+
+// What is the asker's own is said to them alone, wherever they ask: results, lists, what
+// others asked.
+func TestOnesOwnIsWhispered(t *testing.T) {
+	t.Parallel()
+	m := fake.NewMCP(t, fake.Tool("look", `"annotations":{"readOnlyHint":true}`))
+	_, sl := inSlack(t, allow(`"`+adas("mine")+`"`, m.URL)+"identity: {admins: [ada@example.com]}\n"+scripted(`[{say: "nothing secret"}]`))
+	answerTo(t, sl, "UADA", "C1", "mcp add mine "+m.Endpoint())
+	for _, line := range []string{"mcp call mine look -a x=4711", "mcp list", "mcp tools", "config show", "runs list", "audit list", "tokens create t --agent general", "status"} {
+		if got := answerTo(t, sl, "UADA", "C1", line); got.Only != "UADA" && !strings.Contains(got.Text, "direct messages") {
+			t.Errorf("%q is said to all: %+v", line, got)
+		}
+	}
+	for _, x := range sl.Messages("C1") {
+		if x.Only == "" && x.User == "UBOT" && (strings.Contains(x.Text, "4711") || strings.Contains(x.Text, "pba_")) {
+			t.Errorf("%+v", x)
+		}
+	}
+}
+
+// A workspace that fails for a while loses nothing: not at the start, not at the answer, not
+// at a card, however often the server is started anew.
+func TestNothingIsLostWhileSlackFails(t *testing.T) {
+	t.Parallel()
+	m := fake.NewMCP(t, fake.Tool("pay", ""))
+	config := upConfig(m) + "agents: {general: {approvals: {mcp__up__pay: ask}}}\n" + scripted(`[{calls: [{tool: mcp__up__pay}]}, {say: "it is paid"}]`)
+	sl := newWorkspace(t)
+	s := start(t, "", slackConfig(sl)+config)
+	s.refresh("up")
+	within(t, 10*time.Second, "the socket", func() bool { return sl.Sockets() == 1 })
+	sl.Slow("conversations.open", 8) // a card's way
+	q := sl.Say("UADA", "C1", "<@UBOT> pay", "")
+	sl.Until("C1", "Waiting for a person")
+	for range 7 {
+		s.stop()
+		s = start(t, s.dir, slackConfig(sl)+config)
+	}
+	s.stop()
+	sl.Slow("auth.test", 2)
+	start(t, s.dir, slackConfig(sl)+config)
+	card := sl.Until("DADA", "wants to call `pay`")
+	sl.Fail("chat.update", "internal_error", 3)
+	sl.Press("UADA", card, "approve")
+	got := sl.Until("C1", "it is paid")
+	if got.Thread != q {
+		t.Errorf("%+v", got)
+	}
+	n := 0
+	for _, x := range sl.Messages("C1") {
+		if x.User == "UBOT" && x.Thread == q {
+			n++
+		}
+	}
+	if n != 1 || len(m.Calls()) != 1 {
+		t.Errorf("%d messages, %d calls", n, len(m.Calls()))
 	}
 }
 

@@ -237,16 +237,37 @@ func (a *Authenticator) identified(ctx context.Context, who identity) (plane.Per
 
 // Voucher is what a chat's workspace says of one of its members. Email is empty unless the
 // workspace made the account.
-type Voucher struct{ Issuer, Subject, Email, Name string }
+type Voucher struct {
+	Issuer, Subject, Email, Name string
+	Guest                        bool
+}
 
 // Vouched is a member as a person. One whose address the workspace vouches for is whoever
-// has that address elsewhere; another, or one where nobody can sign in, is known to that
-// workspace alone, and a link of theirs is bound to whoever opens it first.
+// has that address elsewhere, as long as it is theirs; another, or one where nobody can sign
+// in, is known to that workspace alone, and a link of theirs is bound to whoever opens it
+// first. The workspace changes nothing of what another issuer says of somebody.
 func (a *Authenticator) Vouched(ctx context.Context, v Voucher) (plane.Principal, error) {
-	if v.Email == "" || a.LocalOnly() {
-		return plane.Principal{Kind: plane.KindPerson, ID: v.Issuer + "/" + v.Subject, Email: v.Email, Rights: plane.AllRights}, nil
+	alone := plane.Principal{Kind: plane.KindPerson, ID: v.Issuer + "/" + v.Subject, Rights: plane.AllRights}
+	if v.Guest {
+		alone.Rights = plane.MCPRead | plane.MCPWrite | plane.RunsRead | plane.RunsWrite
 	}
-	return a.assertedPerson(ctx, identity{issuer: v.Issuer, subject: v.Subject, email: v.Email, name: v.Name})
+	if v.Email == "" || v.Guest {
+		return alone, nil
+	}
+	if a.LocalOnly() {
+		alone.Email = v.Email
+		return alone, nil
+	}
+	// The address is the identity: whoever has another one later is another.
+	subject := plane.Address(v.Email)
+	known, err := a.o.Store.Person(ctx, v.Issuer+"|"+subject)
+	if plane.KindOf(err) == plane.NotFound {
+		return a.assertedPerson(ctx, identity{issuer: v.Issuer, subject: subject, email: subject, name: v.Name})
+	}
+	if err == nil && !plane.SameAddress(known.Email, v.Email) { // it is not that person's any more
+		return alone, nil
+	}
+	return plane.Principal{Kind: plane.KindPerson, ID: known.ID, Email: known.Email, Rights: plane.AllRights}, err
 }
 
 // identity is what an issuer says of somebody. email is empty unless the issuer

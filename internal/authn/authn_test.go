@@ -257,3 +257,44 @@ func TestLocalPath(t *testing.T) {
 		t.Errorf("no issuer: %v", err)
 	}
 }
+
+// A workspace's word on an address is good while it stands, and changes nothing of what
+// another issuer says of somebody.
+func TestVouched(t *testing.T) {
+	a, _ := rig(t, func(o *Options) { o.Local = false })
+	vouch := func(user, email string, guest bool) plane.Principal {
+		t.Helper()
+		p, err := a.Vouched(t.Context(), Voucher{Issuer: "slack:T1", Subject: user, Email: email, Guest: guest})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	ada, err := a.identified(t.Context(), identity{issuer: "https://idp.example", subject: "1", email: "ada@example.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := vouch("U1", "Ada@example.com", false); p.ID != ada.ID || p.Email != "ada@example.com" {
+		t.Errorf("%+v is not %+v", p, ada)
+	}
+	if p := vouch("U1", "new@example.com", false); p.ID == ada.ID || p.Email != "new@example.com" {
+		t.Errorf("another address is the same person: %+v", p)
+	}
+	if p, err := a.person(t.Context(), ada.ID); err != nil || p.Email != "ada@example.com" {
+		t.Errorf("her sign-in has another address now: %+v %v", p, err)
+	}
+	if _, err := a.identified(t.Context(), identity{issuer: "https://idp.example", subject: "1", email: "ada.l@example.com"}); err != nil {
+		t.Fatal(err)
+	}
+	if p := vouch("U9", "ada@example.com", false); p.ID == ada.ID || p.Email != "" {
+		t.Errorf("an address that she left is hers still: %+v", p)
+	}
+	for _, p := range []plane.Principal{vouch("U2", "", false), vouch("U2", "ada.l@example.com", true)} {
+		if p.ID != "slack:T1/U2" || p.Email != "" {
+			t.Errorf("%+v", p)
+		}
+	}
+	if p := vouch("U2", "x@example.com", true); p.Rights.Has(plane.AdminRight) || p.Rights.Has(plane.ConfigWrite) {
+		t.Errorf("a guest has %v", p.Rights.Names())
+	}
+}

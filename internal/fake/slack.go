@@ -31,8 +31,8 @@ type SlackMessage struct {
 type SlackFile struct{ Channel, Thread, Name, Comment, Content string }
 
 type slackUser struct {
-	email, name  string
-	guest, alien bool
+	email, name          string
+	guest, alien, unsure bool
 }
 
 // Slack is a workspace with one app: the Web API and Socket Mode, refusing what Slack
@@ -50,8 +50,9 @@ type Slack struct {
 	homes    map[string]json.RawMessage
 	sockets  []*slackSocket
 	acked    map[string]bool
-	denied   map[string]bool // scopes that the app lacks
-	slow     map[string]int  // how often a method is refused for going too fast
+	denied   map[string]bool     // scopes that the app lacks
+	slow     map[string]int      // how often a method is refused for going too fast
+	fails    map[string][]string // what a method says instead, so often
 	calls    map[string]int
 	Both     bool // every event goes to every socket
 	Lost     bool // acknowledgements are not heard, so that events come again
@@ -70,7 +71,7 @@ const (
 
 // NewSlack starts a workspace, T1.
 func NewSlack(t testing.TB) *Slack {
-	s := &Slack{t: t, users: map[string]slackUser{}, private: map[string]bool{}, uploads: map[string]*SlackFile{}, homes: map[string]json.RawMessage{}, acked: map[string]bool{}, denied: map[string]bool{}, slow: map[string]int{}, calls: map[string]int{}}
+	s := &Slack{t: t, users: map[string]slackUser{}, private: map[string]bool{}, uploads: map[string]*SlackFile{}, homes: map[string]json.RawMessage{}, acked: map[string]bool{}, denied: map[string]bool{}, slow: map[string]int{}, fails: map[string][]string{}, calls: map[string]int{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /api/{method}", s.api)
 	mux.HandleFunc("GET /api/{method}", s.api)
@@ -84,11 +85,12 @@ func NewSlack(t testing.TB) *Slack {
 // API is the address for slack.api_url.
 func (s *Slack) API() string { return s.URL + "/api/" }
 
-// AddUser adds a member; kind is "", guest, or alien for another workspace's.
+// AddUser adds a member; kind is "", guest, alien for another workspace's, or unsure for one
+// whose address nobody confirmed. One that is there is changed.
 func (s *Slack) AddUser(id, email, kind string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.users[id] = slackUser{email: email, name: strings.ToLower(id), guest: kind == "guest", alien: kind == "alien"}
+	s.users[id] = slackUser{email: email, name: strings.ToLower(id), guest: kind == "guest", alien: kind == "alien", unsure: kind == "unsure"}
 }
 
 // Private makes a channel a private one.
@@ -102,6 +104,15 @@ func (s *Slack) Slow(method string, times int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slow[method] = times
+}
+
+// Fail has a method say a word instead of working, so many times.
+func (s *Slack) Fail(method, word string, times int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range times {
+		s.fails[method] = append(s.fails[method], word)
+	}
 }
 
 // Asked is how often a method was called.
@@ -147,6 +158,9 @@ func (s *Slack) api(w http.ResponseWriter, r *http.Request) {
 	switch scope := slackScopes[method]; {
 	case token != want:
 		fail("invalid_auth")
+	case len(s.fails[method]) > 0:
+		fail(s.fails[method][0])
+		s.fails[method] = s.fails[method][1:]
 	case s.denied[scope] && scope != "":
 		fail("missing_scope")
 		out["needed"], out["provided"] = scope, "chat:write"
@@ -255,7 +269,7 @@ func (s *Slack) user(id string, u slackUser) map[string]any {
 	if !s.denied["users:read.email"] {
 		profile["email"] = u.email
 	}
-	return map[string]any{"id": id, "team_id": team, "name": u.name, "real_name": u.name, "is_restricted": u.guest, "is_stranger": u.alien, "profile": profile}
+	return map[string]any{"id": id, "team_id": team, "name": u.name, "real_name": u.name, "is_restricted": u.guest, "is_stranger": u.alien, "is_email_confirmed": !u.unsure, "profile": profile}
 }
 
 func (s *Slack) replies(channel, root string, out map[string]any) {
@@ -342,7 +356,11 @@ func badBlocks(raw json.RawMessage, most int) string {
 		return "invalid_blocks"
 	}
 	for _, b := range blocks {
-		if (b.Type == "section" || b.Type == "header") && b.Text.Text == "" && b.Type == "header" || utf8.RuneCountInString(b.Text.Text) > 3000 {
+		most := 3000
+		if b.Type == "header" {
+			most = 150
+		}
+		if (b.Type == "section" || b.Type == "header") && b.Text.Text == "" || utf8.RuneCountInString(b.Text.Text) > most {
 			return "invalid_blocks"
 		}
 		for _, e := range b.Elements {

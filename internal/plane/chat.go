@@ -9,9 +9,11 @@ type ChatWork struct {
 	ID       string // the event's own, so that one that comes twice is one
 	Kind     string
 	Body     []byte // sealed in the store
+	By       string // the chat's id of whoever it comes from
+	Channel  string
 	Run      RunID
-	Message  string // id of our message in the thread, once it is there
-	Attempts int    // how often it was taken up
+	Message  string // id of our message in the channel, once it is there
+	Attempts int    // how often it was taken up and did not come to rest
 	Owner    string
 	At       time.Time
 }

@@ -86,7 +86,7 @@ func (s *Snapshot) MayCurate(p plane.Principal, team string, d *plane.Declaratio
 		return nil
 	case !s.InTeam(p, team):
 		return NotInTeam(p)
-	case strings.HasPrefix(team, impliedTeam) && !isAny(s.teams[team].ConfigWrite, p):
+	case (strings.HasPrefix(team, impliedTeam) || !isAny(s.teams[team].Members, p)) && !isAny(s.teams[team].ConfigWrite, p): // being in a channel is not enough
 		return &Denial{Kind: plane.Forbidden, Reason: "Deciding about a channel's servers needs config:write there."}
 	}
 	for _, a := range d.Agents {

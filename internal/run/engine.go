@@ -313,6 +313,7 @@ func (e *Engine) insert(t plane.Tx, r *plane.Run, before string) error {
 func firstMessage(before, prompt string) plane.Message {
 	m := plane.Message{Role: "user", Parts: []plane.Part{{Text: prompt}}}
 	if before != "" {
+		before = bridge.MarkThread(before)
 		m.Parts = []plane.Part{{Text: before}, {Text: prompt}}
 	}
 	return m

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -63,6 +64,9 @@ func (b *Bot) look(ctx context.Context) error {
 // askAbout sends a card about something to everybody who may decide and was not asked yet.
 func (b *Bot) askAbout(ctx context.Context, subject, agent, principal string, id plane.RunID) {
 	for _, user := range b.deciders(ctx, agent, principal, id) {
+		if b.knownAsked(subject, user) {
+			continue
+		}
 		token, hash := newToken()
 		card := plane.ChatCard{Hash: hash, Subject: subject, Asked: user}
 		fresh := false
@@ -71,19 +75,46 @@ func (b *Bot) askAbout(ctx context.Context, subject, agent, principal string, id
 			return err
 		})
 		if err != nil || !fresh {
-			continue
+			continue // by another replica, or before a restart; what it did not send it forgets
 		}
 		s, err := b.card(ctx, subject, token)
 		if err == nil {
-			card.Channel, card.Message, err = b.direct(ctx, user, s)
-		}
-		if err == nil {
-			err = b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.PostedChatCard(t, &card) })
+			err = b.send(ctx, &card, s)
 		}
 		if err != nil && ctx.Err() == nil {
 			b.o.Log.Warn("a person could not be asked in Slack", "about", subject, "err", err)
 		}
 	}
+}
+
+// send posts a card to whom it asks. One that cannot be posted is forgotten, so that it is
+// made anew.
+func (b *Bot) send(ctx context.Context, card *plane.ChatCard, s said) (err error) {
+	card.Channel, card.Message, err = b.direct(ctx, card.Asked, s)
+	if err != nil {
+		drop := b.o.Store.Write(context.WithoutCancel(ctx), func(t plane.Tx) error { return b.o.Store.DropChatCard(t, card.Hash) })
+		return errors.Join(err, drop)
+	}
+	err = b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.PostedChatCard(t, card) })
+	if err == nil {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if len(b.asked) >= maxKnown {
+			clear(b.asked)
+		}
+		b.asked[card.Subject+" "+card.Asked] = struct{}{}
+	}
+	return err
+}
+
+const maxKnown = 10_000
+
+// knownAsked spares the database the question whether somebody was asked.
+func (b *Bot) knownAsked(subject, user string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.asked[subject+" "+user]
+	return ok
 }
 
 // deciders are the members who may decide: who asked, the agent's operators, org admins.
@@ -93,19 +124,37 @@ func (b *Bot) deciders(ctx context.Context, agent, principal string, id plane.Ru
 			out = append(out, user)
 		}
 	}
-	if w, err := b.o.Store.ChatWorkOf(ctx, id, "-"); err == nil && plane.IsRunID(string(id)) {
-		if c, err := b.read(&w); err == nil {
-			add(c.User)
-		}
-	} else if email := b.o.Email(ctx, principal); email != "" {
-		add(b.userOf(ctx, email))
-	}
+	add(b.asker(ctx, principal, id))
 	for _, entry := range b.o.Deciders(agent) {
 		if strings.Contains(entry, "@") {
 			add(b.userOf(ctx, entry))
 		}
 	}
 	return out
+}
+
+// asker is the member who asked for a run, or for the pipeline that it is a round of.
+func (b *Bot) asker(ctx context.Context, principal string, id plane.RunID) string {
+	for range 4 {
+		if !plane.IsRunID(string(id)) {
+			break
+		}
+		if w, err := b.o.Store.ChatWorkOfRun(ctx, id); err == nil {
+			return w.By
+		}
+		r, err := b.o.Runs.Get(ctx, id)
+		if err != nil {
+			break
+		}
+		id = r.Parent
+	}
+	if rest, ok := strings.CutPrefix(principal, "slack:"); ok && !strings.Contains(rest, "|") { // known to the workspace alone
+		return rest[strings.LastIndexByte(rest, '/')+1:]
+	}
+	if email := b.o.Email(ctx, principal); email != "" {
+		return b.userOf(ctx, email)
+	}
+	return ""
 }
 
 // newToken makes what a button says, and what is kept of it.
@@ -179,6 +228,11 @@ func (b *Bot) refreshCards(ctx context.Context) error {
 	for i := range cards {
 		c := &cards[i]
 		if c.Message == "" {
+			if b.o.Now().Sub(c.At) > lease { // whoever made it died over it
+				if err := b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.DropChatCard(t, c.Hash) }); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		text := b.verdict(ctx, c.Subject)
@@ -249,13 +303,13 @@ func (b *Bot) named(ctx context.Context, person string) string {
 
 // button does what somebody pressed, as far as they may.
 func (b *Bot) button(ctx context.Context, c *body) error {
-	who, _, err := b.caller(ctx, &body{User: c.User, Team: c.Team, Channel: c.Channel, Direct: strings.HasPrefix(c.Channel, "D")})
+	who, _, err := b.caller(ctx, &body{User: c.User, Team: c.Team, Channel: c.Channel, Direct: isDirect(c.Channel)})
 	if err != nil {
 		return err
 	}
 	switch c.Action {
 	case actionStop:
-		if w, werr := b.o.Store.ChatWorkOf(ctx, "", c.TS); werr == nil && string(w.Run) == c.Value {
+		if w, werr := b.o.Store.ChatWorkOfMessage(ctx, c.Channel, c.TS); werr == nil && string(w.Run) == c.Value {
 			err = b.cancel(ctx, who, w.Run)
 		} else {
 			err = plane.Errorf(plane.Gone, "This button is over.")
@@ -281,9 +335,9 @@ func (b *Bot) decide(ctx context.Context, c *body, who plane.Principal) error {
 	}
 	switch c.Action {
 	case actionDeny, actionOnce, actionAlways:
-		_, err = run1[*command.Decided](ctx, b, who, "approvals.decide", &command.DecideInput{ID: card.Subject, Decision: c.Action})
+		_, err = perform[*command.Decided](ctx, b, who, "approvals.decide", &command.DecideInput{ID: card.Subject, Decision: c.Action})
 	case actionDone, actionNot, actionAgain:
-		_, err = run1[*command.Resolved](ctx, b, who, "runs.resolve", &command.ResolveInput{ID: card.Subject, Outcome: c.Action, Note: "in Slack"})
+		_, err = perform[*command.Resolved](ctx, b, who, "runs.resolve", &command.ResolveInput{ID: card.Subject, Outcome: c.Action, Note: "in Slack"})
 	default:
 		err = plane.Errorf(plane.InvalidInput, "That is no button of ours.")
 	}

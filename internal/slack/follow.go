@@ -3,6 +3,7 @@ package slack
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -31,8 +32,26 @@ const (
 // metadata names our message of a run to whoever goes on after a restart.
 const metadata = "patchbay_run"
 
-// updateEvery is how often a message changes at most; Slack lets about one pass a second.
-const updateEvery = 1200 * time.Millisecond
+// Messages change on the way at most so often, all together: Slack lets about fifty changes
+// a minute pass, and the answers come first.
+const (
+	updateEvery = 2 * time.Second
+	followEvery = 2 * time.Second // for runs that another replica works on
+)
+
+func (b *Bot) mayDraw() bool {
+	now, last := time.Now().UnixMilli(), b.drawn.Load()
+	return now-last >= updateEvery.Milliseconds() && b.drawn.CompareAndSwap(last, now)
+}
+
+// draw changes a message on the way; when it cannot be done it is left.
+func (b *Bot) draw(ctx context.Context, channel, ts string, s said) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	if _, _, _, err := b.o.API.UpdateMessageContext(ctx, channel, ts, s.options()...); err != nil {
+		b.o.Log.Debug("a message of a run was not changed on the way", "err", err)
+	}
+}
 
 // shown is how a run stands, as its message tells it.
 type shown struct {
@@ -55,7 +74,7 @@ func (b *Bot) follow(ctx context.Context, w *plane.ChatWork, c *body) error {
 	watch := b.o.Runs.Watch(w.Run)
 	defer watch.Close()
 	var s shown
-	last, drawn := "", time.Time{}
+	last := ""
 	for {
 		if err := b.catchUp(ctx, w.Run, &s); err != nil {
 			return err
@@ -63,15 +82,13 @@ func (b *Bot) follow(ctx context.Context, w *plane.ChatWork, c *body) error {
 		if s.ended {
 			return b.answer(ctx, w, c, &s)
 		}
-		if now := s.line(); now != last && time.Since(drawn) >= updateEvery {
-			if err := b.change(ctx, c.Channel, w.Message, said{text: now, blocks: b.working(now, w.Run)}); err != nil {
-				b.o.Log.Warn("a message of a run could not be changed", "run", w.Run, "err", err)
-			}
-			last, drawn = now, time.Now()
+		if now := s.line(); now != last && b.mayDraw() {
+			last = now
+			b.draw(ctx, c.Channel, w.Message, said{text: now, blocks: b.working(now, w.Run)})
 		}
 		select {
 		case <-watch.News:
-		case <-time.After(lookEvery):
+		case <-time.After(followEvery):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -210,7 +227,19 @@ func (b *Bot) answer(ctx context.Context, w *plane.ChatWork, c *body, s *shown) 
 			return b.askOwner(ctx, w, c, &r, names)
 		}
 	}
-	return b.show(ctx, c.Channel, w.Message, c, &r, s)
+	err = b.show(ctx, c.Channel, w.Message, c, &r, s)
+	switch {
+	case refusedAs(err, "message_not_found", "cant_update_message", "edit_window_closed"):
+		w.Message = "" // somebody deleted it: the answer comes as another
+		if err := b.firstMessage(ctx, w, c); err != nil {
+			return err
+		}
+		return b.show(ctx, c.Channel, w.Message, c, &r, s)
+	case refusedAs(err, "channel_not_found", "is_archived", "not_in_channel", "channel_is_archived", "restricted_action"):
+		_, _, derr := b.direct(ctx, c.User, said{text: "The answer could not be shown where you asked. It stands here: " + b.o.RunPage(r.ID)})
+		return errors.Join(err, derr)
+	}
+	return err
 }
 
 // show writes how a run ended over a message.
@@ -218,17 +247,12 @@ func (b *Bot) show(ctx context.Context, channel, ts string, c *body, r *plane.Ru
 	foot := note(b.evidence(r, s))
 	switch r.State {
 	case plane.RunSucceeded:
-		text := chat(r.Answer)
+		text := chat(strings.TrimSpace(r.Answer))
 		if text == "" {
 			text = "_No words came._"
 		}
 		if len([]rune(r.Answer)) > maxLong {
-			if err := b.attach(ctx, c, "answer", r.Answer); err == nil {
-				lead := chat(clip(firstLine(r.Answer), 300))
-				return b.change(ctx, channel, ts, said{text: lead, blocks: []slackapi.Block{section(lead), foot}})
-			} else if ctx.Err() != nil {
-				return err
-			}
+			return b.showLong(ctx, channel, ts, c, r, foot)
 		}
 		blocks := append(sections(text), foot)
 		return b.change(ctx, channel, ts, said{text: clip(text, maxLong), blocks: blocks})
@@ -238,6 +262,26 @@ func (b *Bot) show(ctx context.Context, channel, ts string, c *body, r *plane.Ru
 	}
 	text := ":x: That did not work. " + escape(r.Reason)
 	return b.change(ctx, channel, ts, said{text: text, blocks: []slackapi.Block{section(clip(text, maxBlock)), foot}})
+}
+
+// showLong shows a long answer: a file, or where that cannot be sent, parts.
+func (b *Bot) showLong(ctx context.Context, channel, ts string, c *body, r *plane.Run, foot slackapi.Block) error {
+	lead := chat(clip(firstLine(r.Answer), 300))
+	err := b.attach(ctx, c, "answer", r.Answer)
+	if ctx.Err() != nil {
+		return err
+	}
+	if err == nil {
+		return b.change(ctx, channel, ts, said{text: lead, blocks: []slackapi.Block{section(lead), foot}})
+	}
+	b.o.Log.Warn("an answer could not be sent as a file; it is sent in parts", "err", err)
+	all := parts(r.Answer)
+	for _, p := range all[1:] {
+		if _, err := b.post(ctx, channel, c.root(), said{text: chat(p)}); err != nil {
+			return err
+		}
+	}
+	return b.change(ctx, channel, ts, said{text: clip(chat(all[0]), maxLong), blocks: append(sections(chat(all[0])), foot)})
 }
 
 // evidence says what an answer stands on, and where that is shown.
@@ -255,24 +299,18 @@ func (b *Bot) evidence(r *plane.Run, s *shown) string {
 // stopRun stops a run: by a reaction under its message or its question, or since the
 // question was taken back.
 func (b *Bot) stopRun(ctx context.Context, c *body) error {
-	ts := c.TS
-	w, err := b.o.Store.ChatWorkOf(ctx, "", ts)
+	w, err := b.o.Store.ChatWorkOfMessage(ctx, c.Channel, c.TS)
 	if plane.KindOf(err) == plane.NotFound {
-		w, err = b.workOfQuestion(ctx, c)
+		w, err = b.o.Store.ChatWorkByID(ctx, "message:"+c.Channel+":"+c.TS) // of what somebody wrote
 	}
 	if err != nil || w.Run == "" {
 		return ignoreMissing(err)
 	}
-	who, _, err := b.caller(ctx, &body{User: c.User, Team: c.Team, Channel: c.Channel, Direct: strings.HasPrefix(c.Channel, "D")})
+	who, _, err := b.caller(ctx, &body{User: c.User, Team: c.Team, Channel: c.Channel, Direct: isDirect(c.Channel)})
 	if err != nil {
 		return err
 	}
 	return b.cancel(ctx, who, w.Run)
-}
-
-// workOfQuestion is the work of the message that somebody wrote.
-func (b *Bot) workOfQuestion(ctx context.Context, c *body) (plane.ChatWork, error) {
-	return b.o.Store.ChatWorkByID(ctx, "message:"+c.Channel+":"+c.TS)
 }
 
 func ignoreMissing(err error) error {
@@ -295,8 +333,8 @@ func (b *Bot) cancel(ctx context.Context, who plane.Principal, id plane.RunID) e
 	return err
 }
 
-// run1 runs a command as every surface does.
-func run1[T command.Output](ctx context.Context, b *Bot, who plane.Principal, name string, in any) (out T, err error) {
+// perform runs a command as every surface does.
+func perform[T command.Output](ctx context.Context, b *Bot, who plane.Principal, name string, in any) (out T, err error) {
 	cmd, err := b.o.Commands.Get(name)
 	if err != nil {
 		return out, err

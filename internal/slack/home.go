@@ -21,7 +21,7 @@ func (b *Bot) home(ctx context.Context, c *body) error {
 		return err
 	}
 	blocks := []slackapi.Block{slackapi.NewHeaderBlock(slackapi.NewTextBlockObject(slackapi.PlainTextType, "Your connections", false, false))}
-	list, err := run1[*command.MCPList](ctx, b, who, "mcp.list", &command.MCPListInput{})
+	list, err := perform[*command.MCPList](ctx, b, who, "mcp.list", &command.MCPListInput{})
 	switch {
 	case err != nil:
 		blocks = append(blocks, section(escape(sentence(err))))
@@ -80,14 +80,14 @@ func (b *Bot) fix(ctx context.Context, c *body, who plane.Principal) error {
 	switch what {
 	case "connect":
 		var added *command.MCPAdded
-		if added, err = run1[*command.MCPAdded](ctx, b, who, "mcp.connect", &command.ConnectInput{Name: id}); err == nil {
+		if added, err = perform[*command.MCPAdded](ctx, b, who, "mcp.connect", &command.ConnectInput{Name: id}); err == nil {
 			at := &body{User: c.User, Team: c.Team, Direct: true}
 			if at.Channel, at.TS, err = b.direct(ctx, c.User, said{text: "To connect " + escape(added.Server.Name) + ":"}); err == nil {
 				err = b.sendLink(ctx, at, added)
 			}
 		}
 	case "refresh":
-		_, err = run1[*command.MCPTest](ctx, b, who, "mcp.refresh", &command.NameInput{Name: id})
+		_, err = perform[*command.MCPTest](ctx, b, who, "mcp.refresh", &command.NameInput{Name: id})
 	default:
 		err = plane.Errorf(plane.InvalidInput, "That is no button of ours.")
 	}

@@ -128,7 +128,7 @@ var stopReactions = []string{"x", "octagonal_sign", "no_entry", "no_entry_sign",
 
 func (b *Bot) event(ctx context.Context, e *envelope) error {
 	ev := &e.Event
-	c := body{Text: ev.Text, User: ev.User, Team: e.TeamID, Channel: ev.Channel, TS: ev.TS, Thread: ev.ThreadTS, Direct: ev.ChannelType == "im"}
+	c := body{Text: ev.Text, User: ev.User, Team: e.TeamID, Channel: ev.Channel, TS: ev.TS, Thread: ev.ThreadTS, Direct: isDirect(ev.Channel)}
 	switch {
 	case ev.Type == "app_home_opened" && ev.Tab != "messages":
 		return b.take(ctx, "home:"+ev.User+":"+ev.EventTS, kindHome, body{User: ev.User, Team: e.TeamID})
@@ -152,6 +152,9 @@ func (b *Bot) event(ctx context.Context, e *envelope) error {
 	}
 	return nil
 }
+
+// isDirect reports a channel of one person and us.
+func isDirect(channel string) bool { return strings.HasPrefix(channel, "D") }
 
 // mentioned reports whether the text speaks to the bot, outside of code.
 func mentioned(text, user string) bool {

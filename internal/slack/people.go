@@ -63,19 +63,18 @@ func (b *Bot) member(ctx context.Context, user string) (Member, error) {
 		if err != nil {
 			return Member{}, plane.Errorf(plane.Unavailable, "Slack does not say who you are.").Then("Try again in a minute; an operator finds the cause in the log.").Because(err)
 		}
-		if u.Deleted || u.IsBot {
+		me := b.me.Load()
+		if u.Deleted || u.IsBot || u.IsStranger || me == nil || u.TeamID != me.TeamID {
 			return Member{}, plane.Errorf(plane.Forbidden, "Only people of this workspace are answered.")
 		}
-		m := Member{Team: u.TeamID, User: u.ID, Name: u.Profile.DisplayName}
+		m := Member{Team: u.TeamID, User: u.ID, Name: u.Profile.DisplayName, Guest: u.IsRestricted || u.IsUltraRestricted}
 		if m.Name == "" {
 			m.Name = u.RealName
 		}
-		me := b.me.Load()
-		ours := me != nil && u.TeamID == me.TeamID && !u.IsStranger && !u.IsRestricted && !u.IsUltraRestricted
-		if ours {
+		if !m.Guest && u.IsEmailConfirmed {
 			m.Email = plane.Address(u.Profile.Email)
 		}
-		if ours && m.Email == "" && !b.hidden.Swap(true) {
+		if !m.Guest && u.Profile.Email == "" && !b.hidden.Swap(true) {
 			b.o.Log.Warn("Slack does not tell people's addresses, so links are bound to whoever opens them first; the app needs the scope users:read.email")
 		}
 		return m, nil
@@ -87,6 +86,9 @@ func (b *Bot) caller(ctx context.Context, c *body) (plane.Principal, Member, err
 	m, err := b.member(ctx, c.User)
 	if err != nil {
 		return plane.Principal{}, m, err
+	}
+	if m.Guest && !b.o.Guests {
+		return plane.Principal{}, m, plane.Errorf(plane.Forbidden, "Guests of the workspace are not answered here.").Then("An operator may allow them: slack.guests")
 	}
 	who, err := b.o.Person(ctx, m)
 	if err == nil && !c.Direct && c.Channel != "" {
@@ -105,7 +107,7 @@ func (b *Bot) public(ctx context.Context, channel string) bool {
 		if err != nil {
 			return true, err
 		}
-		return !ch.IsIM && !ch.IsMpIM && !ch.IsPrivate, nil
+		return !ch.IsIM && !ch.IsMpIM && !ch.IsPrivate || ch.IsExtShared || ch.IsOrgShared || ch.IsShared, nil
 	})
 	return v || err != nil
 }
@@ -120,10 +122,17 @@ func (b *Bot) userOf(ctx context.Context, email string) string {
 		case err != nil:
 			return "", err
 		}
+		m, err := b.member(ctx, u.ID)
+		if err != nil || m.Email != plane.Address(email) { // nobody vouches that it is theirs
+			return "", nil
+		}
 		return u.ID, nil
 	})
 	if err != nil && ctx.Err() == nil {
 		b.o.Log.Warn("Slack could not be asked who has an address", "err", err)
+		b.seen.mu.Lock()
+		b.seen.emails[plane.Address(email)] = kept[string]{at: b.o.Now().Add(time.Minute - memoLife)} // not again at once
+		b.seen.mu.Unlock()
 	}
 	return id
 }

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	slackapi "github.com/slack-go/slack"
 
@@ -28,16 +29,16 @@ func (b *Bot) message(ctx context.Context, w *plane.ChatWork, c *body) error {
 		return nil
 	}
 	who, _, err := b.caller(ctx, c)
+	if err == nil && b.tooMuch(c.User) {
+		err = plane.Errorf(plane.Limited, "You have %d things under way here. Wait for one, or stop one.", ofOne)
+	}
 	if err == nil {
 		if b.isCommand(c.Text) {
 			return b.command(ctx, w, c, who)
 		}
 		err = b.question(ctx, w, c, who)
 	}
-	if err != nil && ctx.Err() == nil && plane.KindOf(err) != plane.Conflict {
-		if plane.KindOf(err) == plane.Internal {
-			b.o.Log.Error("a question from Slack failed", "err", err)
-		}
+	if err != nil && ctx.Err() == nil && w.Run == "" && !passing(err) && plane.KindOf(err) != plane.Conflict {
 		_, err = b.post(ctx, c.Channel, c.root(), said{text: escape(sentence(err))})
 	}
 	return err
@@ -71,6 +72,9 @@ func firstLine(s string) string {
 // command runs one line. Its output goes to the thread, a link to the asker alone.
 func (b *Bot) command(ctx context.Context, w *plane.ChatWork, c *body, who plane.Principal) error {
 	cmd, in, help, err := b.o.Commands.ParseChat(c.Text)
+	if first := firstLine(c.Text); err != nil && first != strings.TrimSpace(c.Text) { // what follows is said to people
+		cmd, in, help, err = b.o.Commands.ParseChat(first)
+	}
 	if err == nil && cmd == nil {
 		return b.reply(ctx, c, "help", help)
 	}
@@ -96,34 +100,70 @@ func (b *Bot) command(ctx context.Context, w *plane.ChatWork, c *body, who plane
 	if added, ok := out.(*command.MCPAdded); ok && (added.Link != "" || added.SignInURL != "") {
 		return b.sendLink(ctx, c, added)
 	}
-	text := b.text(out)
-	if _, token := out.(*command.TokenCreated); token || opensRE.MatchString(text) {
-		return b.whisperOut(ctx, c, text)
+	name, text := strings.ReplaceAll(cmd.Name, ".", "-"), b.text(out)
+	if c.Direct || forAll(cmd.Name, in, text) {
+		return b.reply(ctx, c, name, text)
 	}
-	return b.reply(ctx, c, strings.ReplaceAll(cmd.Name, ".", "-"), text)
+	return b.replyAlone(ctx, c, name, text)
 }
+
+// wide is wider than any table, so that nothing of one is cut.
+const wide = 4000
 
 func (b *Bot) text(out command.Output) string {
 	var s strings.Builder
-	out.Text(&s, command.Style{Terminal: true, Width: 100, Now: b.o.Now()})
+	out.Text(&s, command.Style{Terminal: true, Width: wide, Now: b.o.Now()})
 	return s.String()
 }
+
+// Commands whose output the people of a channel may read: what was done, what is on offer,
+// and what one server offers that was named there. All else is the asker's alone.
+var (
+	done = []string{"mcp.disable", "mcp.enable", "mcp.edit", "mcp.rename", "mcp.remove", "mcp.logout", "mcp.tools-set", "mcp.tool-set", "mcp.classify", "mcp.propose", "mcp.accept", "mcp.forget",
+		"runs.start", "runs.cancel", "runs.resolve", "approvals.decide", "agents.list", "registry.list", "registry.show", "registry.add", "registry.remove", "registry.attach", "registry.detach",
+		"proposals.list", "proposals.show", "destinations.list", "version"}
+	ofServer = []string{"mcp.add", "mcp.connect", "mcp.show", "mcp.test", "mcp.refresh", "mcp.tools", "mcp.diff"}
+)
 
 // opensRE finds links that let whoever has them in.
 var opensRE = regexp.MustCompile(`https?://\S+/(?:mcp/connect|signin/local)/\S`)
 
-// whisperOut shows what is for the asker alone: whole, in parts where it is long.
-func (b *Bot) whisperOut(ctx context.Context, c *body, text string) error {
-	for _, part := range parts(strings.TrimSpace(text)) {
-		if err := b.whisper(ctx, c, said{text: escape(part)}); err != nil {
-			return err
+// forAll reports whether a command's output may stand where others read it: what was done, and
+// the catalog of a server that the asker named there.
+func forAll(name string, in any, text string) bool {
+	if opensRE.MatchString(text) {
+		return false
+	}
+	var of struct{ Name string }
+	raw, err := json.Marshal(in)
+	return slices.Contains(done, name) || slices.Contains(ofServer, name) && err == nil && json.Unmarshal(raw, &of) == nil && of.Name != ""
+}
+
+// replyAlone says what a command said to the asker alone: where they are when it is short,
+// else in their direct messages.
+func (b *Bot) replyAlone(ctx context.Context, c *body, name, text string) error {
+	text = strings.TrimSpace(text)
+	if utf8.RuneCountInString(text) <= maxLong {
+		if text == "" {
+			text = "Done."
 		}
+		return b.whisper(ctx, c, said{text: fenced(escape(text))})
 	}
-	if c.Direct {
-		return nil
+	channel, ts, err := b.direct(ctx, c.User, said{text: escape(clip(b.plain(c.Text), 200))})
+	if err != nil {
+		return err
 	}
-	_, err := b.post(ctx, c.Channel, c.root(), said{text: "It was sent to <@" + c.User + "> alone."})
-	return err
+	if err := b.reply(ctx, &body{Channel: channel, TS: ts, User: c.User, Direct: true}, name, text); err != nil {
+		return err
+	}
+	return b.whisper(ctx, c, said{text: "It is long, and yours alone: look into your direct messages with me."})
+}
+
+// tooMuch reports that a member has more under way than one may.
+func (b *Bot) tooMuch(user string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.busy[user] > ofOne
 }
 
 // actionOpen is the button that is a link; Slack tells us of the press, and nobody waits for
@@ -133,10 +173,11 @@ const actionOpen = "open"
 // sendLink gives the link to the asker alone; the thread hears that it was sent.
 func (b *Bot) sendLink(ctx context.Context, c *body, added *command.MCPAdded) error {
 	to, verb := added.Link, "Connect "
-	if to == "" {
-		to, verb = added.SignInURL, "Sign in at "
-	}
 	name := added.Server.Name
+	if to != added.Link {
+		_, err := b.post(ctx, c.Channel, c.root(), said{text: "From a chat the link is the way: mcp connect " + name})
+		return err
+	}
 	open := slackapi.NewButtonBlockElement(actionOpen, "", slackapi.NewTextBlockObject(slackapi.PlainTextType, clip(verb+name, 70), false, false))
 	open.URL, open.Style = to, slackapi.StylePrimary
 	minutes := max(1, int(added.ExpiresAt.Sub(b.o.Now()).Minutes()+0.5))
@@ -194,7 +235,7 @@ func (b *Bot) question(ctx context.Context, w *plane.ChatWork, c *body, who plan
 		before = b.history(ctx, c)
 	}
 	agent := b.o.Agent(who.Team)
-	in := run.Asked{Conversation: "slack:" + c.Channel + ":" + c.root(), Before: before, Also: func(t plane.Tx, id plane.RunID) error {
+	in := run.Asked{Conversation: "slack:" + c.Channel + ":" + c.root() + ":" + who.ID, Before: before, Also: func(t plane.Tx, id plane.RunID) error {
 		w.Run = id
 		return b.o.Store.SaveChatWork(t, w)
 	}}
@@ -224,8 +265,8 @@ const (
 	threadBytes    = 16 << 10
 )
 
-// history is what was said in a thread before the question, for the model. What is not to
-// be had is left out: the question stands without it.
+// history is what was said in a thread before the question, oldest first, a JSON object for
+// each message. What is not to be had is left out: the question stands without it.
 func (b *Bot) history(ctx context.Context, c *body) string {
 	type page struct {
 		msgs []slackapi.Message
@@ -255,10 +296,12 @@ func (b *Bot) history(ctx context.Context, c *body) string {
 		if m.Timestamp >= c.TS || strings.TrimSpace(m.Text) == "" {
 			continue
 		}
-		name := m.User
-		if me != nil && m.User == me.UserID {
-			name = "you"
-		} else if who, err := b.member(ctx, m.User); err == nil && m.BotID == "" {
+		name := "you"
+		if me == nil || m.User != me.UserID {
+			who, err := b.member(ctx, m.User)
+			if err != nil || m.BotID != "" { // other programs, and people of elsewhere, ask nothing of us
+				continue
+			}
 			name = who.Name
 		}
 		raw, err := json.Marshal(struct {
@@ -275,5 +318,5 @@ func (b *Bot) history(ctx context.Context, c *body) string {
 		return ""
 	}
 	slices.Reverse(lines)
-	return "What was said in this Slack thread before, oldest first, a JSON object for each message. It is context; what you are asked comes after it.\n\n" + strings.Join(lines, "\n")
+	return strings.Join(lines, "\n")
 }

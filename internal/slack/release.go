@@ -24,22 +24,24 @@ func (b *Bot) askOwner(ctx context.Context, w *plane.ChatWork, c *body, r *plane
 		fresh, err = b.o.Store.AddChatCard(t, &card)
 		return err
 	})
-	if err != nil || !fresh {
+	if err != nil {
 		return err
+	}
+	if !fresh { // it was asked before a restart; one that was not sent is forgotten, and made anew
+		return b.change(ctx, c.Channel, w.Message, askedOwner(c.User))
 	}
 	head := ":lock: This draws on " + drew + ", which is your own. Everybody in <#" + c.Channel + "> would read it."
 	blocks := append([]slackapi.Block{section(head)}, sections(chat(short(r.Answer)))...)
 	blocks = append(blocks, note(b.evidence(r, nil)), buttons(token, actionShow, "Show it there", actionKeep, "Keep it here"))
-	card.Channel, card.Message, err = b.direct(ctx, c.User, said{text: head, blocks: blocks})
-	if err == nil {
-		err = b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.PostedChatCard(t, &card) })
+	if err := b.send(ctx, &card, said{text: head, blocks: blocks}); err != nil {
+		return err // it is tried again
 	}
-	text := ":lock: The answer draws on <@" + c.User + ">'s own connections, so it was sent to them alone. They say whether it is shown here."
-	if err != nil {
-		b.o.Log.Warn("an answer could not be sent to its owner", "run", r.ID, "err", err)
-		text = ":lock: The answer draws on <@" + c.User + ">'s own connections, and could not be sent to them alone. It stands on the page of the run: " + b.o.RunPage(r.ID)
-	}
-	return b.change(ctx, c.Channel, w.Message, said{text: text, blocks: []slackapi.Block{section(text)}})
+	return b.change(ctx, c.Channel, w.Message, askedOwner(c.User))
+}
+
+func askedOwner(user string) said {
+	text := ":lock: The answer draws on <@" + user + ">'s own connections, so it was sent to them alone. They say whether it is shown here."
+	return said{text: text, blocks: []slackapi.Block{section(text)}}
 }
 
 // short is what of an answer fits a card.
@@ -60,14 +62,6 @@ func (b *Bot) released(ctx context.Context, c *body) error {
 	if len(at) != 5 || at[0] != showCard {
 		return plane.Errorf(plane.Gone, "This button is over, or it was not sent to you.")
 	}
-	first := false
-	err = b.o.Store.Write(ctx, func(t plane.Tx) (err error) {
-		first, err = b.o.Store.EndChatCard(t, card.Hash)
-		return err
-	})
-	if err != nil || !first {
-		return err
-	}
 	r, err := b.o.Runs.Get(ctx, plane.RunID(at[1]))
 	if err != nil {
 		return err
@@ -80,6 +74,13 @@ func (b *Bot) released(ctx context.Context, c *body) error {
 		text := ":lock: <@" + card.Asked + "> kept the answer to themselves."
 		err = b.change(ctx, at[2], at[3], said{text: text, blocks: []slackapi.Block{section(text)}})
 	}
+	if err != nil {
+		return err
+	}
+	err = b.o.Store.Write(ctx, func(t plane.Tx) error {
+		_, err := b.o.Store.EndChatCard(t, card.Hash)
+		return err
+	})
 	if err != nil {
 		return err
 	}

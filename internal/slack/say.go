@@ -99,26 +99,35 @@ func (b *Bot) reply(ctx context.Context, c *body, name, text string) error {
 		text = "Done."
 	}
 	if utf8.RuneCountInString(text) <= maxLong {
-		_, err := b.post(ctx, c.Channel, c.root(), said{text: escape(text)})
+		_, err := b.post(ctx, c.Channel, c.root(), said{text: fenced(escape(text))})
 		return err
 	}
-	if err := b.attach(ctx, c, name, text); err == nil || ctx.Err() != nil {
+	first, _, _ := strings.Cut(text, "\n")
+	if err := b.attach(ctx, c, name, clip(first, 300)+"\n\n```\n"+strings.ReplaceAll(text, "```", "` ` `")+"\n```\n"); err == nil || ctx.Err() != nil {
 		return err
 	} else {
 		b.o.Log.Warn("a file could not be sent to Slack; its text is sent in parts", "err", err)
 	}
 	for _, part := range parts(text) {
-		if _, err := b.post(ctx, c.Channel, c.root(), said{text: escape(part)}); err != nil {
+		if _, err := b.post(ctx, c.Channel, c.root(), said{text: fenced(escape(part))}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// attach sends text as a file, by the two steps that Slack takes.
+// fenced keeps the columns of what has several lines.
+func fenced(text string) string {
+	if !strings.Contains(text, "\n") {
+		return text
+	}
+	return "```\n" + strings.ReplaceAll(text, "```", "` ` `") + "\n```"
+}
+
+// attach sends CommonMark as a file, by the two steps that Slack takes.
 func (b *Bot) attach(ctx context.Context, c *body, name, text string) error {
 	first, _, _ := strings.Cut(text, "\n")
-	content := markdown(text)
+	content := text
 	_, err := slowly(ctx, func(ctx context.Context) (*slackapi.FileSummary, error) {
 		return b.o.API.UploadFileContext(ctx, slackapi.UploadFileParameters{Filename: name + ".md", Title: name + ".md", Content: content, FileSize: len(content),
 			Channel: c.Channel, ThreadTimestamp: c.root(), InitialComment: escape(clip(first, 300))})
@@ -178,10 +187,7 @@ var (
 	boldRE    = regexp.MustCompile(`\*\*([^*\n]+)\*\*`)
 	headRE    = regexp.MustCompile(`(?m)^#{1,6}\s+(.+)$`)
 	mdLinkRE  = regexp.MustCompile(`\[([^\]\n]+)\]\((https?://[^)\s]+)\)`)
-	chatBold  = regexp.MustCompile(`(^|[\s(])\*([^*\s](?:[^*\n]*[^*\s])?)\*`)
 	chatLink  = regexp.MustCompile(`<(https?://[^|>\s]+)\|([^>]+)>`)
-	itemRE    = regexp.MustCompile(`(?m)^(\s*)[•◦]\s+`)
-	strikeRE  = regexp.MustCompile(`(^|\s)~([^~\n]+)~`)
 	bareLinks = regexp.MustCompile(`<(https?://[^|>\s]+)>`)
 )
 
@@ -198,25 +204,6 @@ func chat(s string) string {
 			part = headRE.ReplaceAllString(part, "*$1*")
 			part = boldRE.ReplaceAllString(part, "*$1*")
 			part = mdLinkRE.ReplaceAllString(part, "$1 ($2)")
-		}
-		out.WriteString(part)
-	}
-	return out.String()
-}
-
-// markdown is text in Slack's dialect as CommonMark, which files are shown as.
-func markdown(s string) string {
-	var out strings.Builder
-	for i, part := range strings.Split(s, "```") {
-		if i > 0 {
-			out.WriteString("```")
-		}
-		if i%2 == 0 {
-			part = chatLink.ReplaceAllString(part, "[$2]($1)")
-			part = bareLinks.ReplaceAllString(part, "<$1>")
-			part = chatBold.ReplaceAllString(part, "$1**$2**")
-			part = strikeRE.ReplaceAllString(part, "$1~~$2~~")
-			part = itemRE.ReplaceAllString(part, "$1- ")
 		}
 		out.WriteString(part)
 	}

@@ -33,18 +33,6 @@ func TestChat(t *testing.T) {
 			t.Errorf("%q: %q", in, got)
 		}
 	}
-	for in, want := range map[string]string{
-		"*bold* ~gone~":          "**bold** ~~gone~~",
-		"<https://x.example|it>": "[it](https://x.example)",
-		"<https://x.example>":    "<https://x.example>",
-		"• one\n  ◦ two":         "- one\n  - two",
-		"`*code*`":               "`*code*`",
-		"2 * 3 * 4":              "2 * 3 * 4",
-	} {
-		if got := markdown(in); got != want {
-			t.Errorf("%q: %q", in, got)
-		}
-	}
 }
 
 // However long a text is, nothing of it is left out and no part is too long.

@@ -33,10 +33,17 @@ type Works interface {
 	EndChatWork(t plane.Tx, w *plane.ChatWork) (bool, error)
 }
 
-// Holds keeps works ours while we are there, and finds them again.
+// Holds keeps works ours while we are there.
 type Holds interface {
 	HoldChatWork(t plane.Tx, owner string, until time.Time) error
-	ChatWorkOf(ctx context.Context, run plane.RunID, message string) (plane.ChatWork, error)
+	ReleaseChatWork(t plane.Tx, owner string) error
+	DeferChatWork(t plane.Tx, w *plane.ChatWork, until time.Time) error
+}
+
+// Finds finds works again.
+type Finds interface {
+	ChatWorkOfRun(ctx context.Context, run plane.RunID) (plane.ChatWork, error)
+	ChatWorkOfMessage(ctx context.Context, channel, message string) (plane.ChatWork, error)
 	ChatWorkByID(ctx context.Context, id string) (plane.ChatWork, error)
 }
 
@@ -45,6 +52,7 @@ type Cards interface {
 	AddChatCard(t plane.Tx, c *plane.ChatCard) (bool, error)
 	PostedChatCard(t plane.Tx, c *plane.ChatCard) error
 	EndChatCard(t plane.Tx, hash string) (bool, error)
+	DropChatCard(t plane.Tx, hash string) error
 	ChatCards(ctx context.Context, hash string) ([]plane.ChatCard, error)
 }
 
@@ -68,13 +76,15 @@ type Runs interface {
 // Member is who speaks, as far as the workspace vouches for it.
 type Member struct {
 	Team, User, Name string
-	Email            string // "" of guests, of strangers, and where the app may not read it
+	Email            string // "" of guests, and where the app may not read it or nobody confirmed it
+	Guest            bool
 }
 
 // Store is all that rests.
 type Store interface {
 	Works
 	Holds
+	Finds
 	Cards
 	Asking
 }
@@ -94,6 +104,7 @@ type Options struct {
 	Agent    func(team string) string                                // who answers for a team, or with "" in direct messages
 	Deciders func(agent string) []string                             // operators and admins, as config names them
 	Owners   func(ctx context.Context, r plane.Run) ([]string, bool) // names of private connections that a run drew on; whether it did
+	Guests   bool                                                    // guests of the workspace are answered
 	RunPage  func(id plane.RunID) string
 	ConnPage func(id plane.ConnectionID) string
 	Owner    string // names this process in leases
@@ -111,12 +122,19 @@ type Bot struct {
 	seen   *memo         // of members and channels
 	life   context.Context
 	end    context.CancelFunc
-	hidden atomic.Bool // users:read.email is missing, and it was said
+	hidden atomic.Bool  // users:read.email is missing, and it was said
+	drawn  atomic.Int64 // when a message was last changed on the way, in ms
+
+	mu    sync.Mutex
+	busy  map[string]int      // works under way, by member
+	asked map[string]struct{} // whom we know to have been asked about what
 }
 
 // Bounds.
 const (
-	worksAtOnce = 512
+	worksAtOnce = 4096 // most of them wait
+	claimed     = 64   // at a time
+	ofOne       = 20   // of one member's under way, at a replica
 	lease       = 30 * time.Second
 	lookEvery   = time.Second
 	callTime    = 30 * time.Second
@@ -126,7 +144,7 @@ const (
 
 // New makes a bot; Start sets it going.
 func New(o Options) *Bot {
-	b := &Bot{o: o, kick: make(chan struct{}, 1), slots: make(chan struct{}, worksAtOnce), seen: newMemo(o.Now)}
+	b := &Bot{o: o, kick: make(chan struct{}, 1), slots: make(chan struct{}, worksAtOnce), seen: newMemo(o.Now), busy: map[string]int{}, asked: map[string]struct{}{}}
 	b.life, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -144,7 +162,7 @@ func (b *Bot) Close() {
 	b.work.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if err := b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.HoldChatWork(t, b.o.Owner, time.UnixMicro(0)) }); err != nil {
+	if err := b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.ReleaseChatWork(t, b.o.Owner) }); err != nil {
 		b.o.Log.Warn("leases of Slack's messages could not be given back", "err", err)
 	}
 }
@@ -186,7 +204,7 @@ func (b *Bot) take(ctx context.Context, id, kind string, c body) error {
 	if err != nil {
 		return err
 	}
-	w := plane.ChatWork{ID: id, Kind: kind, Body: b.o.Seal(id, raw)}
+	w := plane.ChatWork{ID: id, Kind: kind, Body: b.o.Seal(id, raw), By: c.User, Channel: c.Channel}
 	err = b.o.Store.Write(ctx, func(t plane.Tx) error {
 		_, err := b.o.Store.AddChatWork(t, &w)
 		return err
@@ -209,8 +227,8 @@ func (b *Bot) read(w *plane.ChatWork) (c body, err error) {
 func (b *Bot) dispatch() {
 	held := b.o.Now()
 	for b.life.Err() == nil {
-		free := cap(b.slots) - len(b.slots)
-		if free > 0 {
+		free := min(cap(b.slots)-len(b.slots), claimed)
+		if free > 0 && b.me.Load() != nil { // before that nobody knows who is spoken to
 			b.claim(free)
 		}
 		if now := b.o.Now(); now.Sub(held) > lease/3 && len(b.slots) > 0 {
@@ -241,17 +259,39 @@ func (b *Bot) claim(free int) {
 		b.slots <- struct{}{}
 		b.work.Go(func() {
 			defer func() { <-b.slots }()
+			defer b.enter(w.By)()
 			err := b.do(b.life, w)
 			if err != nil && b.life.Err() == nil && plane.KindOf(err) != plane.Conflict {
-				b.o.Log.Error("a message of Slack's could not be answered", "kind", w.Kind, "id", w.ID, "err", err)
+				b.o.Log.Error("a message of Slack's could not be answered", "kind", w.Kind, "id", w.ID, "try", w.Attempts, "err", err)
 			}
 		})
 	}
 }
 
-// maxAttempts is how often a work is taken up whose process died over it.
-const maxAttempts = 5
+// enter counts what a member has under way.
+func (b *Bot) enter(user string) (leave func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.busy[user]++
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.busy[user]--; b.busy[user] <= 0 {
+			delete(b.busy, user)
+		}
+	}
+}
 
+// maxAttempts is how often a work is tried: for hours, with longer and longer rests.
+const maxAttempts = 30
+
+// again is when a work is tried anew that failed.
+func again(attempts int) time.Duration {
+	return min(time.Second<<min(attempts, 9), 5*time.Minute)
+}
+
+// do works on one thing until it has come to rest. What Slack or the database could not do
+// now is left for later.
 func (b *Bot) do(ctx context.Context, w *plane.ChatWork) error {
 	c, err := b.read(w)
 	if err != nil || w.Attempts > maxAttempts {
@@ -272,7 +312,24 @@ func (b *Bot) do(ctx context.Context, w *plane.ChatWork) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // whoever goes on does it again
 	}
+	if err != nil && passing(err) {
+		rest := b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.DeferChatWork(t, w, t.Now().Add(again(w.Attempts))) })
+		return errors.Join(err, rest)
+	}
 	return errors.Join(err, b.done(ctx, w))
+}
+
+// passing reports an error that another try may not meet.
+func passing(err error) bool {
+	var e slackapi.SlackErrorResponse
+	if errors.As(err, &e) { // what Slack says to the token may change; what it says to a request stays
+		return refusedAs(err, "account_inactive", "token_revoked", "invalid_auth", "not_authed", "fatal_error", "internal_error", "service_unavailable", "request_timeout", "ratelimited", "missing_scope")
+	}
+	switch plane.KindOf(err) {
+	case plane.Conflict, plane.InvalidInput, plane.Forbidden, plane.NotFound, plane.Gone:
+		return false
+	}
+	return true
 }
 
 func (b *Bot) done(ctx context.Context, w *plane.ChatWork) error {

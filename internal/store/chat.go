@@ -8,13 +8,13 @@ import (
 	"patchbay/internal/plane"
 )
 
-const chatColumns = `id, kind, body, run, message, attempts, owner, at`
+const chatColumns = `id, kind, body, "by", channel, run, message, attempts, owner, at`
 
 // AddChatWork writes work down; one of that id is there already when it reports false.
 func (s *Store) AddChatWork(t plane.Tx, w *plane.ChatWork) (bool, error) {
 	x := own(t)
-	res, err := x.exec(`INSERT INTO chat_work (`+chatColumns+`, state, lease_until) VALUES (?, ?, ?, ?, ?, 0, '', ?, 'open', 0) ON CONFLICT (id) DO NOTHING`,
-		w.ID, w.Kind, w.Body, w.Run, w.Message, plane.Micros(x.now))
+	res, err := x.exec(`INSERT INTO chat_work (`+chatColumns+`, state, lease_until) VALUES (?, ?, ?, ?, ?, ?, ?, 0, '', ?, 'open', 0) ON CONFLICT (id) DO NOTHING`,
+		w.ID, w.Kind, w.Body, w.By, w.Channel, w.Run, w.Message, plane.Micros(x.now))
 	return affected(res, err)
 }
 
@@ -28,6 +28,10 @@ func affected(res sql.Result, err error) (bool, error) {
 
 // ClaimChatWork takes up to limit works that nobody holds, oldest first.
 func (s *Store) ClaimChatWork(ctx context.Context, owner string, until time.Time, limit int) (out []plane.ChatWork, err error) {
+	due := false // most of the time nothing is, and nobody need write
+	if err := s.each(ctx, func(r *sql.Rows) error { due = true; return nil }, `SELECT 1 FROM chat_work WHERE state = 'open' AND lease_until < ? LIMIT 1`, plane.Micros(s.Clock().Now())); err != nil || !due {
+		return nil, err
+	}
 	err = s.Write(ctx, func(t plane.Tx) error {
 		x := own(t)
 		var ids []string
@@ -73,16 +77,32 @@ func (s *Store) EndChatWork(t plane.Tx, w *plane.ChatWork) (bool, error) {
 	return affected(own(t).exec(`UPDATE chat_work SET state = 'done', body = ? WHERE id = ? AND owner = ? AND state = 'open'`, []byte{}, w.ID, w.Owner))
 }
 
-// HoldChatWork lengthens the leases of an owner's works; with a time in the past it gives
-// them back.
+// HoldChatWork lengthens the leases of an owner's works.
 func (s *Store) HoldChatWork(t plane.Tx, owner string, until time.Time) error {
 	_, err := own(t).exec(`UPDATE chat_work SET lease_until = ? WHERE owner = ? AND state = 'open'`, plane.Micros(until), owner)
 	return err
 }
 
-// ChatWorkOf is the work that follows a run, or that a message of ours belongs to.
-func (s *Store) ChatWorkOf(ctx context.Context, run plane.RunID, message string) (plane.ChatWork, error) {
-	return s.chatWork(ctx, `run <> '' AND (run = ? OR message = ?) LIMIT 1`, run, message)
+// ReleaseChatWork gives an owner's works back to whoever goes on at once.
+func (s *Store) ReleaseChatWork(t plane.Tx, owner string) error {
+	_, err := own(t).exec(`UPDATE chat_work SET lease_until = 0, owner = '', attempts = attempts - 1 WHERE owner = ? AND state = 'open'`, owner)
+	return err
+}
+
+// DeferChatWork leaves a work for later.
+func (s *Store) DeferChatWork(t plane.Tx, w *plane.ChatWork, until time.Time) error {
+	_, err := own(t).exec(`UPDATE chat_work SET lease_until = ?, owner = '' WHERE id = ? AND owner = ? AND state = 'open'`, plane.Micros(until), w.ID, w.Owner)
+	return err
+}
+
+// ChatWorkOfRun is the work that follows a run.
+func (s *Store) ChatWorkOfRun(ctx context.Context, run plane.RunID) (plane.ChatWork, error) {
+	return s.chatWork(ctx, `run <> '' AND run = ?`, run)
+}
+
+// ChatWorkOfMessage is the work that a message of ours belongs to.
+func (s *Store) ChatWorkOfMessage(ctx context.Context, channel, message string) (plane.ChatWork, error) {
+	return s.chatWork(ctx, `message <> '' AND message = ? AND channel = ?`, message, channel)
 }
 
 // ChatWorkByID is the work of an event.
@@ -105,7 +125,7 @@ func (s *Store) chatWork(ctx context.Context, cond string, args ...any) (w plane
 
 func scanChatWork(r *sql.Rows) (w plane.ChatWork, err error) {
 	var at int64
-	err = r.Scan(&w.ID, &w.Kind, &w.Body, &w.Run, &w.Message, &w.Attempts, &w.Owner, &at)
+	err = r.Scan(&w.ID, &w.Kind, &w.Body, &w.By, &w.Channel, &w.Run, &w.Message, &w.Attempts, &w.Owner, &at)
 	w.At = plane.FromMicros(at)
 	return w, err
 }
@@ -125,6 +145,12 @@ func (s *Store) PostedChatCard(t plane.Tx, c *plane.ChatCard) error {
 	return err
 }
 
+// DropChatCard forgets a card that was not posted, so that its question is asked again.
+func (s *Store) DropChatCard(t plane.Tx, hash string) error {
+	_, err := own(t).exec(`DELETE FROM chat_cards WHERE hash = ? AND message = ''`, hash)
+	return err
+}
+
 // EndChatCard ends a card: false when it was over already.
 func (s *Store) EndChatCard(t plane.Tx, hash string) (bool, error) {
 	return affected(own(t).exec(`UPDATE chat_cards SET state = 'over' WHERE hash = ? AND state = 'open'`, hash))
@@ -139,7 +165,7 @@ func (s *Store) ChatCards(ctx context.Context, hash string) (out []plane.ChatCar
 		c.At = plane.FromMicros(at)
 		out = append(out, c)
 		return err
-	}, `SELECT `+cardColumns+` FROM chat_cards WHERE hash = ? OR ? = '' AND state = 'open' ORDER BY at, hash LIMIT 500`, hash, hash)
+	}, `SELECT `+cardColumns+` FROM chat_cards WHERE hash = ? OR ? = '' AND state = 'open' ORDER BY at, hash LIMIT 2000`, hash, hash)
 	return out, err
 }
 

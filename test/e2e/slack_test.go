@@ -35,7 +35,7 @@ func inAWorkspace(t *testing.T, names []string, targets ...string) (*daemon, *fa
 	for _, to := range targets {
 		var whose []string
 		for _, n := range names {
-			whose = append(whose, fmt.Sprintf("%q", "user:slack:T1|UADA/"+n))
+			whose = append(whose, fmt.Sprintf("%q", "user:slack:T1|ada@example.com/"+n))
 		}
 		rules = append(rules, fmt.Sprintf("{to: %q, for: [%s]}", host(to), strings.Join(whose, ", ")))
 	}

@@ -16,7 +16,7 @@ func chat(t *testing.T, s *store.Store, clock *Clock) {
 	add := func(id string) (fresh bool) {
 		t.Helper()
 		write(t, s, func(tx plane.Tx) (err error) {
-			fresh, err = s.AddChatWork(tx, &plane.ChatWork{ID: id, Kind: "message", Body: []byte("sealed")})
+			fresh, err = s.AddChatWork(tx, &plane.ChatWork{ID: id, Kind: "message", Body: []byte("sealed"), By: "U1", Channel: "C1"})
 			return err
 		})
 		return fresh
@@ -54,16 +54,21 @@ func chat(t *testing.T, s *store.Store, clock *Clock) {
 	w.Run, w.Message = "run_1", "1.5"
 	write(t, s, func(tx plane.Tx) error { return s.SaveChatWork(tx, &w) })
 	for _, find := range []func() (plane.ChatWork, error){
-		func() (plane.ChatWork, error) { return s.ChatWorkOf(ctx, "run_1", "-") },
-		func() (plane.ChatWork, error) { return s.ChatWorkOf(ctx, "-", "1.5") },
+		func() (plane.ChatWork, error) { return s.ChatWorkOfRun(ctx, "run_1") },
+		func() (plane.ChatWork, error) { return s.ChatWorkOfMessage(ctx, "C1", "1.5") },
 		func() (plane.ChatWork, error) { return s.ChatWorkByID(ctx, "a") },
 	} {
-		if x, err := find(); err != nil || x.ID != "a" || x.Message != "1.5" {
+		if x, err := find(); err != nil || x.ID != "a" || x.Message != "1.5" || x.By != "U1" {
 			t.Errorf("%+v %v", x, err)
 		}
 	}
-	if _, err := s.ChatWorkOf(ctx, "", "9.9"); plane.KindOf(err) != plane.NotFound {
-		t.Errorf("%v", err)
+	for _, find := range []func() (plane.ChatWork, error){
+		func() (plane.ChatWork, error) { return s.ChatWorkOfRun(ctx, "") },
+		func() (plane.ChatWork, error) { return s.ChatWorkOfMessage(ctx, "C2", "1.5") },
+	} {
+		if x, err := find(); plane.KindOf(err) != plane.NotFound {
+			t.Errorf("%+v %v", x, err)
+		}
 	}
 	stranger := w
 	stranger.Owner = "one"
@@ -87,6 +92,18 @@ func chat(t *testing.T, s *store.Store, clock *Clock) {
 	}
 	if add("a") {
 		t.Error("an event that was answered comes again")
+	}
+	works, err = s.ClaimChatWork(ctx, "last", clock.Now().Add(time.Minute), 10)
+	must(t, err)
+	if len(works) != 2 || works[0].Attempts != 2 {
+		t.Fatalf("%+v", works)
+	}
+	write(t, s, func(tx plane.Tx) error { return s.DeferChatWork(tx, &works[0], clock.Now().Add(time.Hour)) })
+	write(t, s, func(tx plane.Tx) error { return s.ReleaseChatWork(tx, "last") })
+	again, err := s.ClaimChatWork(ctx, "other", clock.Now().Add(time.Minute), 10)
+	must(t, err)
+	if len(again) != 1 || again[0].ID != works[1].ID || again[0].Attempts != 2 {
+		t.Errorf("what was given back counts as tried, or what is for later is taken: %+v", again)
 	}
 	cards(t, s)
 	clock.Pass(30 * 24 * time.Hour)
@@ -114,6 +131,7 @@ func cards(t *testing.T, s *store.Store) {
 	})
 	c.Hash, c.Channel, c.Message = "h1", "D1", "2.5"
 	write(t, s, func(tx plane.Tx) error { return s.PostedChatCard(tx, &c) })
+	write(t, s, func(tx plane.Tx) error { return s.DropChatCard(tx, "h1") }) // it is posted
 	for _, hash := range []string{"h1", ""} {
 		if got, err := s.ChatCards(ctx, hash); err != nil || len(got) != 1 || got[0].Message != "2.5" || got[0].State != "open" || got[0].Asked != "U1" {
 			t.Errorf("%+v %v", got, err)

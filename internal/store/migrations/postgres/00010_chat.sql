@@ -3,6 +3,8 @@ CREATE TABLE chat_work (
   id          TEXT PRIMARY KEY,
   kind        TEXT NOT NULL,
   body        BYTEA NOT NULL,
+  by          TEXT NOT NULL,
+  channel     TEXT NOT NULL,
   run         TEXT NOT NULL,
   message     TEXT NOT NULL,
   attempts    BIGINT NOT NULL,
