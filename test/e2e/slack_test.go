@@ -17,10 +17,12 @@ import (
 const slackScript = `models:
   default: {provider: scripted, script: [{say: "Looking.", calls: [{tool: mcp__notes__latest_note}]}, {say: "Your latest note says: buy oat milk."}]}
   writes: {provider: scripted, script: [{calls: [{tool: mcp__notes__add_note, input: {text: "call the bank"}}]}, {say: "It is noted."}]}
+  vanta: {provider: scripted, script: [{calls: [{tool: mcp__vanta__list_evidence_07}]}, {say: "The evidence of May is there."}]}
 agents:
   general: {}
+  audits: {model: vanta}
   research: {model: writes, approvals: {mcp__notes__add_note: ask}}
-teams: {desk: {slack_channels: [C0DESK], agent: research}}
+teams: {desk: {slack_channels: [C0DESK], agent: research}, audits: {slack_channels: [C0AUDIT], agent: audits}}
 `
 
 // inAWorkspace is the built server in a workspace whose people sign in at an issuer.
@@ -173,6 +175,16 @@ func TestSignInFromSlackByToken(t *testing.T) {
 	}
 	if f := sl.Files()[0]; f.Thread != q || !strings.Contains(f.Content, "list_evidence_79") {
 		t.Errorf("%+v", f)
+	}
+	sl.Say("UADA", "C1", "<@UBOT> config show", "")
+	if got := sl.Until("C1", "you are"); got.Only != "UADA" || !strings.Contains(got.Text, "vanta") {
+		t.Errorf("%+v", got)
+	}
+	sl.Say("UADA", "C0AUDIT", "<@UBOT> is the evidence of May there?", "")
+	sl.Press("UADA", sl.Until("DADA", "Show it there"), "show")
+	sl.Until("C0AUDIT", "The evidence of May is there.")
+	if tl := d.must("runs", "show", "last"); !strings.Contains(tl, "mcp.vanta.list_evidence_07") {
+		t.Errorf("the run lacks the span of its call:\n%s", tl)
 	}
 	d.killed()
 	sl.Say("UADA", "DADA", "mcp list", "")
