@@ -30,7 +30,6 @@ func (s *served) at(method, token, session, body string) (*http.Response, error)
 // other; an answer and a cancellation find the replica that holds what they are about;
 // where that one is gone, the answer is refused.
 func TestReplicasShareSessions(t *testing.T) {
-	t.Parallel()
 	pg := cluster(t)
 	var done atomic.Int64
 	url := sdkServer(t, false, asks(&done))

@@ -197,23 +197,36 @@ func privateCalls(ctx context.Context, s *store.Store, find func(plane.Connectio
 	if err != nil {
 		return nil, true // what cannot be known is not shown
 	}
-	for _, c := range calls {
-		conn, ok := find(c.Connection)
-		if ok && conn.Scope.Kind != plane.ScopeUser || c.Attempts == 0 {
-			continue
+	note := func(conn plane.ConnectionID, name string) {
+		if c, ok := find(conn); ok && c.Scope.Kind != plane.ScopeUser {
+			return
 		}
-		if private = true; !slices.Contains(names, c.Server) {
-			names = append(names, c.Server)
+		if private = true; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	own := map[string]bool{}
+	for _, c := range calls {
+		if own[string(c.Evidence)] = true; c.Attempts > 0 {
+			note(c.Connection, c.Server)
 		}
 	}
 	sources, err := s.Lineage(ctx, string(id))
 	if err != nil {
 		return names, true
 	}
-	for _, src := range sources { // a memory may hold what was private
-		if strings.HasPrefix(src, "mem_") && !slices.Contains(names, "memory") {
-			names, private = append(names, "memory"), true
+	for _, src := range sources {
+		if src == plane.UnknownSource {
+			return append(names, "memory"), true
 		}
+		if !strings.HasPrefix(src, "evd_") || own[src] { // what people said in the thread is there for all to read
+			continue
+		}
+		e, err := s.EvidenceByID(ctx, plane.EvidenceID(src))
+		if err != nil {
+			return append(names, "memory"), true
+		}
+		note(e.Connection, "memory")
 	}
 	rounds, err := s.Rounds(ctx, id)
 	if err != nil {

@@ -269,6 +269,9 @@ func TestEventsOfAllKinds(t *testing.T) {
 	if answers("C1") != 1 {
 		t.Errorf("%d answers to one question", answers("C1"))
 	}
+	if last := llm.Requests(); !strings.Contains(string(last[len(last)-1]), strings.TrimSpace(strings.Repeat("long ", 2400))) {
+		t.Error("the model does not have the whole question")
+	}
 	if n := answers("C8"); n != 0 {
 		t.Errorf("%d answers to nobody: %+v", n, sl.Messages("C8"))
 	}

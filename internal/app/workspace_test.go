@@ -285,3 +285,40 @@ func TestTheManifestNamesTheScopes(t *testing.T) {
 		t.Errorf("%+v, not %v", m, want)
 	}
 }
+
+// What an agent keeps of one person's in a thread is not recalled for another's question
+// there, and for their own it is private again.
+func TestAMemoryStaysItsPersons(t *testing.T) {
+	t.Parallel()
+	m := fake.NewMCP(t, fake.Tool("look", `"annotations":{"readOnlyHint":true}`))
+	llm := fake.NewLLM(t)
+	llm.Script(func(_ int, request string) fake.Turn {
+		tell := strings.Contains(request, "tell me")
+		switch {
+		case tell && !strings.Contains(request, "use_recall"):
+			return fake.Turn{Calls: []fake.ToolCall{{ID: "use_recall", Name: "recall", Input: `{"query":"salary"}`}}}
+		case !tell && !strings.Contains(request, "use_look"):
+			return fake.Turn{Calls: []fake.ToolCall{{ID: "use_look", Name: "mcp__mine__look"}}}
+		case !tell && !strings.Contains(request, "use_keep"):
+			return fake.Turn{Calls: []fake.ToolCall{{ID: "use_keep", Name: "remember", Input: `{"text":"the salary is 4711"}`}}}
+		case strings.Contains(request, "4711"):
+			return fake.Turn{Text: "It is 4711."}
+		}
+		return fake.Turn{Text: "I know nothing of that."}
+	})
+	_, sl := inSlack(t, allow(`"`+adas("mine")+`"`, m.URL)+"agents: {general: {tools: [memory]}}\n"+llmConfig(llm, "anthropic"))
+	answerTo(t, sl, "UADA", "C1", "mcp add mine "+m.Endpoint())
+	q := sl.Say("UADA", "C1", "<@UBOT> keep it", "")
+	sl.Press("UADA", sl.Until("DADA", "Keep it here"), "keep")
+	sl.Until("C1", "kept the answer to themselves")
+	sl.Say("UBOB", "C1", "<@UBOT> tell me", q)
+	sl.Until("C1", "I know nothing of that.")
+	before := strings.Count(sl.All(), "Show it there")
+	sl.Say("UADA", "C1", "<@UBOT> tell me", q)
+	within(t, 20*time.Second, "her own is asked about", func() bool { return strings.Count(sl.All(), "Show it there") > before })
+	for _, x := range sl.Messages("C1") {
+		if strings.Contains(x.Text+string(x.Blocks), "4711") {
+			t.Errorf("%+v", x)
+		}
+	}
+}

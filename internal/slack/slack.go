@@ -313,7 +313,7 @@ func (b *Bot) do(ctx context.Context, w *plane.ChatWork) error {
 		return ctx.Err() // whoever goes on does it again
 	}
 	if err != nil && passing(err) {
-		rest := b.o.Store.Write(ctx, func(t plane.Tx) error { return b.o.Store.DeferChatWork(t, w, t.Now().Add(again(w.Attempts))) })
+		rest := b.surely(ctx, func(t plane.Tx) error { return b.o.Store.DeferChatWork(t, w, t.Now().Add(again(w.Attempts))) })
 		return errors.Join(err, rest)
 	}
 	return errors.Join(err, b.done(ctx, w))
@@ -333,10 +333,26 @@ func passing(err error) bool {
 }
 
 func (b *Bot) done(ctx context.Context, w *plane.ChatWork) error {
-	return b.o.Store.Write(ctx, func(t plane.Tx) error {
+	return b.surely(ctx, func(t plane.Tx) error {
 		_, err := b.o.Store.EndChatWork(t, w)
 		return err
 	})
+}
+
+// surely writes as soon as the database lets it: a work that is neither ended nor left would
+// be ours for as long as this process lives.
+func (b *Bot) surely(ctx context.Context, fn func(t plane.Tx) error) error {
+	for {
+		err := b.o.Store.Write(ctx, fn)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-time.After(lookEvery):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // slowly sends one request to Slack, and waits when Slack says that it came too fast.

@@ -20,7 +20,7 @@ const slackScript = `models:
   vanta: {provider: scripted, script: [{calls: [{tool: mcp__vanta__list_evidence_07}]}, {say: "The evidence of May is there."}]}
 agents:
   general: {}
-  audits: {model: vanta}
+  audits: {model: vanta, trust: open}
   research: {model: writes, approvals: {mcp__notes__add_note: ask}}
 teams: {desk: {slack_channels: [C0DESK], agent: research}, audits: {slack_channels: [C0AUDIT], agent: audits}}
 `

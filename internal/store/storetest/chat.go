@@ -93,18 +93,7 @@ func chat(t *testing.T, s *store.Store, clock *Clock) {
 	if add("a") {
 		t.Error("an event that was answered comes again")
 	}
-	works, err = s.ClaimChatWork(ctx, "last", clock.Now().Add(time.Minute), 10)
-	must(t, err)
-	if len(works) != 2 || works[0].Attempts != 2 {
-		t.Fatalf("%+v", works)
-	}
-	write(t, s, func(tx plane.Tx) error { return s.DeferChatWork(tx, &works[0], clock.Now().Add(time.Hour)) })
-	write(t, s, func(tx plane.Tx) error { return s.ReleaseChatWork(tx, "last") })
-	again, err := s.ClaimChatWork(ctx, "other", clock.Now().Add(time.Minute), 10)
-	must(t, err)
-	if len(again) != 1 || again[0].ID != works[1].ID || again[0].Attempts != 2 {
-		t.Errorf("what was given back counts as tried, or what is for later is taken: %+v", again)
-	}
+	givenBack(t, s, clock)
 	cards(t, s)
 	clock.Pass(30 * 24 * time.Hour)
 	must(t, s.SweepChat(ctx, clock.Now().Add(-24*time.Hour)))
@@ -147,5 +136,24 @@ func cards(t *testing.T, s *store.Store) {
 	})
 	if got, err := s.ChatCards(ctx, ""); err != nil || len(got) != 0 {
 		t.Errorf("%+v %v", got, err)
+	}
+}
+
+// givenBack: what a process gives back when it ends was not tried, and what is left for
+// later is taken up then.
+func givenBack(t *testing.T, s *store.Store, clock *Clock) {
+	t.Helper()
+	ctx := context.Background()
+	works, err := s.ClaimChatWork(ctx, "last", clock.Now().Add(time.Minute), 10)
+	must(t, err)
+	if len(works) != 2 || works[0].Attempts != 2 {
+		t.Fatalf("%+v", works)
+	}
+	write(t, s, func(tx plane.Tx) error { return s.DeferChatWork(tx, &works[0], clock.Now().Add(time.Hour)) })
+	write(t, s, func(tx plane.Tx) error { return s.ReleaseChatWork(tx, "last") })
+	again, err := s.ClaimChatWork(ctx, "other", clock.Now().Add(time.Minute), 10)
+	must(t, err)
+	if len(again) != 1 || again[0].ID != works[1].ID || again[0].Attempts != 2 {
+		t.Errorf("what was given back counts as tried, or what is for later is taken: %+v", again)
 	}
 }
