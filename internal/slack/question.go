@@ -29,18 +29,28 @@ func (b *Bot) message(ctx context.Context, w *plane.ChatWork, c *body) error {
 		return nil
 	}
 	who, _, err := b.caller(ctx, c)
-	if err == nil && b.tooMuch(c.User) {
-		err = plane.Errorf(plane.Limited, "You have %d things under way here. Wait for one, or stop one.", ofOne)
+	switch {
+	case err != nil && passing(err):
+		return err // Slack does not say who it is, for now
+	case err != nil:
+		return b.tell(ctx, c, err)
+	case b.tooMuch(c.User):
+		return b.tell(ctx, c, plane.Errorf(plane.Limited, "You have %d things under way here. Wait for one, or stop one.", ofOne))
+	case b.isCommand(c.Text):
+		return b.command(ctx, w, c, who)
 	}
-	if err == nil {
-		if b.isCommand(c.Text) {
-			return b.command(ctx, w, c, who)
-		}
-		err = b.question(ctx, w, c, who)
+	return b.question(ctx, w, c, who)
+}
+
+// tell says in the thread what went wrong, and what to do.
+func (b *Bot) tell(ctx context.Context, c *body, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	if err != nil && ctx.Err() == nil && w.Run == "" && !passing(err) && plane.KindOf(err) != plane.Conflict {
-		_, err = b.post(ctx, c.Channel, c.root(), said{text: escape(sentence(err))})
+	if plane.KindOf(err) == plane.Internal {
+		b.o.Log.Error("what was asked in Slack failed", "err", err)
 	}
+	_, err = b.post(ctx, c.Channel, c.root(), said{text: escape(sentence(err))})
 	return err
 }
 
@@ -79,11 +89,10 @@ func (b *Bot) command(ctx context.Context, w *plane.ChatWork, c *body, who plane
 		return b.reply(ctx, c, "help", help)
 	}
 	if err != nil {
-		_, err = b.post(ctx, c.Channel, c.root(), said{text: escape(sentence(err))})
-		return err
+		return b.tell(ctx, c, err)
 	}
 	if w.Attempts > 1 && !cmd.ReadOnly {
-		_, err := b.post(ctx, c.Channel, c.root(), said{text: "Patchbay was restarted over this command, so whether it was done is not known. Look before you send it again: mcp list"})
+		_, err := b.post(ctx, c.Channel, c.root(), said{text: "This command was interrupted, so whether it was done is not known. Look before you send it again: mcp list"})
 		return err
 	}
 	out, err := cmd.Run(ctx, who, in)
@@ -91,11 +100,7 @@ func (b *Bot) command(ctx context.Context, w *plane.ChatWork, c *body, who plane
 		return ctx.Err()
 	}
 	if err != nil {
-		if plane.Public(err).Kind == plane.Internal {
-			b.o.Log.Error("a command from Slack failed", "command", cmd.Name, "err", err)
-		}
-		_, err = b.post(ctx, c.Channel, c.root(), said{text: escape(sentence(err))})
-		return err
+		return b.tell(ctx, c, err)
 	}
 	if added, ok := out.(*command.MCPAdded); ok && (added.Link != "" || added.SignInURL != "") {
 		return b.sendLink(ctx, c, added)
@@ -241,7 +246,10 @@ func (b *Bot) question(ctx context.Context, w *plane.ChatWork, c *body, who plan
 	}}
 	if _, err := b.o.Runs.BeginIn(ctx, who, agent, prompt, in); err != nil {
 		w.Run = ""
-		return err
+		if plane.KindOf(err) == plane.Conflict { // another replica holds it by now
+			return err
+		}
+		return b.tell(ctx, c, err)
 	}
 	return b.follow(ctx, w, c)
 }

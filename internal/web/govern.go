@@ -34,7 +34,7 @@ func (p *Pages) governPages() {
 		if err != nil {
 			return nil, err
 		}
-		l, err := ask[command.EgressLog](v, "egress.log", &command.EgressLogInput{State: state, Limit: pageRuns})
+		l, err := ask[command.EgressLog](v, "egress.log", &command.EgressLogInput{State: state, Limit: pageRuns, Before: v.r.URL.Query().Get("before")})
 		if plane.KindOf(err) == plane.Forbidden {
 			l, err = nil, nil
 		}
