@@ -74,7 +74,7 @@ func (b *Bot) follow(ctx context.Context, w *plane.ChatWork, c *body) error {
 	watch := b.o.Runs.Watch(w.Run)
 	defer watch.Close()
 	var s shown
-	last := ""
+	last, own := "", map[string]bool(nil)
 	for {
 		if err := b.catchUp(ctx, w.Run, &s); err != nil {
 			return err
@@ -82,7 +82,10 @@ func (b *Bot) follow(ctx context.Context, w *plane.ChatWork, c *body) error {
 		if s.ended {
 			return b.answer(ctx, w, c, &s)
 		}
-		if now := s.line(); now != last && b.mayDraw() {
+		if own == nil && s.tool != "" {
+			own = b.ownServers(ctx, c)
+		}
+		if now := s.line(own); now != last && b.mayDraw() {
 			last = now
 			b.draw(ctx, c.Channel, w.Message, said{text: now, blocks: b.working(now, w.Run)})
 		}
@@ -189,17 +192,50 @@ func firstOf(s ...string) string {
 	return ""
 }
 
-// line is what the message says while the run is at work.
-func (s *shown) line() string {
+// ownServers are the asker's own connections, by name, where everybody reads along.
+func (b *Bot) ownServers(ctx context.Context, c *body) map[string]bool {
+	own := map[string]bool{}
+	if c.Direct || !b.public(ctx, c.Channel) {
+		return own
+	}
+	who, _, err := b.caller(ctx, c)
+	if err != nil {
+		return own
+	}
+	l, err := perform[*command.MCPList](ctx, b, who, "mcp.list", &command.MCPListInput{})
+	if err != nil {
+		return own
+	}
+	for _, s := range l.Servers {
+		if strings.HasPrefix(s.Scope, "user:") {
+			own[s.Name] = true
+		}
+	}
+	return own
+}
+
+// line is what the message says while the run is at work; of the asker's own servers it
+// names none.
+func (s *shown) line(own map[string]bool) string {
 	switch {
 	case s.waits == "approval":
 		return ":raised_hand: Waiting for a person: a call needs approval. Whoever may decide was asked."
 	case s.waits == "unknown":
 		return ":grey_question: Waiting for a person: nobody knows whether a call took effect. Whoever may decide was asked."
+	case s.tool != "" && own[serverOf(s.tool)]:
+		return ":wrench: Using a tool of your own…"
 	case s.tool != "":
 		return ":wrench: Using " + toolName(s.tool) + "…"
 	}
 	return looking
+}
+
+// serverOf is books of mcp__books__pay.
+func serverOf(alias string) string {
+	if p := strings.SplitN(alias, "__", 3); len(p) == 3 && p[0] == "mcp" {
+		return p[1]
+	}
+	return ""
 }
 
 // toolName is mcp__books__pay as people read it.

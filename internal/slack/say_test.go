@@ -58,3 +58,16 @@ func TestPartsAreWhole(t *testing.T) {
 		}
 	})
 }
+
+// What a run is at is told, but for the names of what is the asker's own.
+func TestLine(t *testing.T) {
+	own := map[string]bool{"mine": true}
+	for tool, want := range map[string]string{"mcp__books__pay": "Using `pay` of books", "mcp__mine__look": "Using a tool of your own", "current_time": "Using `current_time`", "": "Looking"} {
+		if got := (&shown{tool: tool}).line(own); !strings.Contains(got, want) || strings.Contains(got, "mine") {
+			t.Errorf("%q: %s", tool, got)
+		}
+	}
+	if got := (&shown{tool: "mcp__mine__look", waits: "approval"}).line(own); !strings.Contains(got, "Waiting for a person") {
+		t.Error(got)
+	}
+}
