@@ -117,17 +117,9 @@ type outward struct {
 func newOutward(t *testing.T, inject, more string) *outward {
 	t.Helper()
 	far := newFarEnd(t)
-	u, err := url.Parse(far.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	host := "127.0.0.1:" + u.Port()
-	dir := t.TempDir()
-	// The gateway must know the far end's own authority, as it knows public ones.
-	roots := filepath.Join(dir, "roots.pem")
-	writePEM(t, roots, far.Certificate())
-	t.Setenv("SSL_CERT_FILE", roots)
-	s := start(t, dir, fmt.Sprintf("agents: {general: {destinations: [api]}, research: {destinations: []}}\negress:\n  listen: 127.0.0.1:0\n  allow: [{to: %q, for: [api, other, api2]}]\n  destinations:\n    api: {hosts: [127.0.0.1], port: %s, inject: %s, inject_secret: \"secret:api\"%s}\n", host, u.Port(), inject, more))
+	dir, port := trusting(t, far.Server)
+	host := "127.0.0.1:" + port
+	s := start(t, dir, fmt.Sprintf("agents: {general: {destinations: [api]}, research: {destinations: []}}\negress:\n  listen: 127.0.0.1:0\n  allow: [{to: %q, for: [api, other, api2]}]\n  destinations:\n    api: {hosts: [127.0.0.1], port: %s, inject: %s, inject_secret: \"secret:api\"%s}\n", host, port, inject, more))
 	if err := s.do("secrets.put", command.SecretsPutInput{Ref: "api", Value: outSecret}, &command.Changed{}); err != nil {
 		t.Fatal(err)
 	}
@@ -379,6 +371,21 @@ func TestRealClients(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "403") {
 		t.Errorf("another host: %v %s", err, out)
 	}
+}
+
+// trusting has the server trust a far end's own authority, as it trusts public ones, and
+// returns a directory for it.
+func trusting(t *testing.T, far *httptest.Server) (dir, port string) {
+	t.Helper()
+	u, err := url.Parse(far.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	roots := filepath.Join(dir, "roots.pem")
+	writePEM(t, roots, far.Certificate())
+	t.Setenv("SSL_CERT_FILE", roots)
+	return dir, u.Port()
 }
 
 func writePEM(t *testing.T, file string, cert *x509.Certificate) {

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,18 +22,7 @@ func TestSeveralNamesAtOneAddress(t *testing.T) {
 		fmt.Fprintf(w, "%s got %s", r.Host, map[string]string{"Bearer secret-of-one": "ONE", "Bearer secret-of-two": "TWO", "": "NONE"}[r.Header.Get("Authorization")])
 	}))
 	defer far.Close()
-	u, err := url.Parse(far.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	roots := filepath.Join(dir, "roots.pem")
-	writePEM(t, roots, far.Certificate())
-	t.Setenv("SSL_CERT_FILE", roots)
-	p := u.Port()
-	if p == "" {
-		t.Fatal(far.URL)
-	}
+	dir, p := trusting(t, far)
 	s := start(t, dir, fmt.Sprintf(`agents: {general: {destinations: [one, two, wrong]}}
 egress:
   listen: 127.0.0.1:0

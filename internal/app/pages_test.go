@@ -295,3 +295,25 @@ func TestAStreamEndsWithItsSession(t *testing.T) {
 		t.Error("the stream goes on after its session")
 	}
 }
+
+// Times stand in the viewer's zone, and exactly in the markup.
+func TestTimesAreTheViewers(t *testing.T) {
+	s, v, _, run := onPages(t)
+	base, err := url.Parse("http://" + s.a.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	exact := regexp.MustCompile(`<time datetime="(\d{4}-\d\d-\d\dT[^"]+)" title="([^"]+)"`)
+	for zone, want := range map[string]string{"": "UTC", "Asia/Tokyo": "JST", "No/Where": "UTC", "../../etc/passwd": "UTC"} {
+		v.c.Jar.SetCookies(base, []*http.Cookie{{Name: "tz", Value: url.QueryEscape(zone), Path: "/"}})
+		_, body := v.get(base.String() + "/runs/" + run)
+		got := exact.FindStringSubmatch(body)
+		if got == nil || !strings.Contains(got[2], want) {
+			t.Errorf("%q: %q", zone, got)
+			continue
+		}
+		if _, err := time.Parse(time.RFC3339Nano, got[1]); err != nil {
+			t.Errorf("%q: %v", zone, err)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -119,7 +120,7 @@ func (s *SlackConfig) tokens() (app, bot string, err error) {
 func SlackDoctor(ctx context.Context, c *Config, to string) []slack.Checked {
 	s := c.Slack
 	if !s.on() {
-		return []slack.Checked{{What: "config", Err: plane.Errorf(plane.InvalidInput, "The config names no workspace.").Then("docs/slack.md: slack.app_token_env and slack.bot_token_env")}}
+		return []slack.Checked{{What: "config", Err: plane.Errorf(plane.InvalidInput, "The config (%s) names no workspace.", cmp.Or(c.path, "no file, defaults")).Then("docs/slack.md: slack.app_token_env and slack.bot_token_env")}}
 	}
 	app, bot, err := s.tokens()
 	if err != nil {

@@ -250,7 +250,7 @@ func TestEventsOfAllKinds(t *testing.T) {
 		}
 		return n
 	}
-	for what, ev := range map[string]map[string]any{
+	for _, ev := range map[string]map[string]any{
 		"a bot":             {"type": "app_mention", "bot_id": "B9", "user": "UX", "text": "<@UBOT> hi", "ts": "1.1", "channel": "C8"},
 		"ourselves":         {"type": "app_mention", "user": "UBOT", "text": "<@UBOT> hi", "ts": "1.2", "channel": "C8"},
 		"an edit":           {"type": "message", "subtype": "message_changed", "user": "UADA", "text": "<@UBOT> hi", "ts": "1.3", "channel": "C8", "channel_type": "im"},
@@ -259,7 +259,6 @@ func TestEventsOfAllKinds(t *testing.T) {
 		"no known event":    {"type": "team_join", "user": "UADA"},
 	} {
 		sl.Event(ev)
-		_ = what
 	}
 	sl.Lost = true // every event comes four times
 	sl.Say("UADA", "C1", "<@UBOT> "+strings.Repeat("long ", 2400), "")

@@ -3,7 +3,6 @@ package app_test
 import (
 	"encoding/json"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -86,14 +85,7 @@ func TestThirdPartyServersInTheSandbox(t *testing.T) {
 func insider(t *testing.T, more string) *outward {
 	t.Helper()
 	far := newFarEnd(t)
-	u, err := url.Parse(far.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	roots := filepath.Join(dir, "roots.pem")
-	writePEM(t, roots, far.Certificate())
-	t.Setenv("SSL_CERT_FILE", roots)
+	dir, port := trusting(t, far.Server)
 	tools := filepath.Join(dir, "tools")
 	script, err := os.ReadFile("testdata/insider.py")
 	if err != nil {
@@ -116,11 +108,11 @@ egress:
   destinations:
     api: {hosts: [127.0.0.1], port: %s, paths: ["/hello", "/plain"], inject: {kind: bearer}, inject_secret: "secret:api"}
     other: {hosts: [127.0.0.1], port: %s, inject: {kind: bearer}, inject_secret: "secret:api"}
-%s`, mark, tools, u.Port(), u.Port(), u.Port(), more))
+%s`, mark, tools, port, port, port, more))
 	if err := s.do("secrets.put", command.SecretsPutInput{Ref: "api", Value: outSecret}, &command.Changed{}); err != nil {
 		t.Fatal(err)
 	}
-	return &outward{served: s, far: far, placeholder: mark, host: "127.0.0.1:" + u.Port()}
+	return &outward{served: s, far: far, placeholder: mark, host: "127.0.0.1:" + port}
 }
 
 // says calls a tool of the server inside and returns its text.

@@ -42,20 +42,13 @@ func (m *moved) pass(d time.Duration) { m.mu.Lock(); defer m.mu.Unlock(); m.by +
 func reaching(t *testing.T, config, team string, with func(*app.Options)) *outward {
 	t.Helper()
 	far := newFarEnd(t)
-	u, err := url.Parse(far.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	roots := filepath.Join(dir, "roots.pem")
-	writePEM(t, roots, far.Certificate())
-	t.Setenv("SSL_CERT_FILE", roots)
-	s := startWith(t, dir, strings.ReplaceAll(config, "%PORT%", u.Port()), with)
+	dir, port := trusting(t, far.Server)
+	s := startWith(t, dir, strings.ReplaceAll(config, "%PORT%", port), with)
 	var ca command.EgressCA
 	if err := s.do("egress.ca", command.EgressCAInput{}, &ca); err != nil {
 		t.Fatal(err)
 	}
-	o := &outward{served: s, far: far, placeholder: ca.Placeholder, ca: filepath.Join(dir, "ca.pem"), host: "127.0.0.1:" + u.Port()}
+	o := &outward{served: s, far: far, placeholder: ca.Placeholder, ca: filepath.Join(dir, "ca.pem"), host: "127.0.0.1:" + port}
 	if err := os.WriteFile(o.ca, []byte(ca.PEM), 0o644); err != nil {
 		t.Fatal(err)
 	}

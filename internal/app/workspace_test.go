@@ -2,10 +2,12 @@ package app_test
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -320,5 +322,81 @@ func TestAMemoryStaysItsPersons(t *testing.T) {
 		if strings.Contains(x.Text+string(x.Blocks), "4711") {
 			t.Errorf("%+v", x)
 		}
+	}
+}
+
+// A link that expires is told once, with what makes another; one that a newer replaced, or
+// that cannot be whispered, is not lost.
+func TestALinkThatEndsOtherwise(t *testing.T) {
+	t.Parallel()
+	m := fake.NewMCP(t, fake.Tool("read", ""))
+	as := fake.NewAS(t, m)
+	_, sl := inSlack(t, fmt.Sprintf("limits: {ticket_life: 5s}\negress: {allow: [{to: %q, for: [%q]}, {to: %q, for: [%q]}]}\n", m.URL, adas("notes"), as.URL, adas("notes")))
+	q := sl.Say("UADA", "C1", "<@UBOT> mcp add notes "+m.Endpoint(), "")
+	sl.Until("C1", "was sent to <@UADA> alone")
+	sl.Fail("chat.postEphemeral", "user_not_in_channel", 1)
+	again := sl.Say("UADA", "C1", "<@UBOT> mcp connect notes", "")
+	if l := connectRE.FindString(sl.Until("DADA", "Connect notes").Text); l == "" {
+		t.Error("no link came by direct message")
+	}
+	got := sl.Until("C1", "expired unused")
+	if got.Thread != again || !strings.Contains(got.Text, "mcp connect notes") {
+		t.Errorf("%+v", got)
+	}
+	time.Sleep(4 * time.Second) // the first one's turn
+	for _, x := range sl.Messages("C1") {
+		if x.Thread == q && strings.Contains(x.Text, "expired") {
+			t.Errorf("a link that was replaced is told of: %+v", x)
+		}
+		if x.Only == "" && connectRE.MatchString(x.Text) {
+			t.Errorf("%+v", x)
+		}
+	}
+}
+
+// Every button does what it says.
+func TestEveryButton(t *testing.T) {
+	t.Parallel()
+	m := fake.NewMCP(t, fake.Tool("pay", ""))
+	broken := atomic.Bool{}
+	m.Wrap(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Mcp-Method") == "tools/call" && broken.Load() {
+				panic(http.ErrAbortHandler)
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	s, sl := inSlack(t, upConfig(m)+"identity: {admins: [ada@example.com]}\nagents: {general: {approvals: {mcp__up__pay: ask}}}\n"+scripted(`[{calls: [{tool: mcp__up__pay}]}, {say: "that is the end"}]`))
+	s.refresh("up")
+	press := func(ch, words, action string) {
+		t.Helper()
+		sl.Say("UADA", ch, "<@UBOT> pay", "")
+		sl.Press("UADA", sl.Until("DADA", words), action)
+	}
+	press("C1", "wants to call `pay`", "deny")
+	sl.Until("DADA", "Denied by")
+	sl.Until("C1", "that is the end")
+	if len(m.Calls()) != 0 {
+		t.Error("a denied call was sent")
+	}
+	press("C2", "wants to call `pay`", "always-allow")
+	sl.Until("C2", "that is the end")
+	sl.Say("UADA", "C3", "<@UBOT> pay", "")
+	sl.Until("C3", "that is the end") // nobody is asked any more
+	if len(m.Calls()) != 2 {
+		t.Errorf("%d calls", len(m.Calls()))
+	}
+	broken.Store(true)
+	press("C4", "Nobody knows whether `pay`", "not-done")
+	sl.Until("DADA", "Not done, says")
+	sl.Until("C4", "that is the end")
+	sl.Say("UADA", "C5", "<@UBOT> pay", "")
+	card := sl.Until("DADA", "Nobody knows whether `pay`")
+	broken.Store(false)
+	sl.Press("UADA", card, "send-again")
+	sl.Until("C5", "that is the end")
+	if len(m.Calls()) != 3 {
+		t.Errorf("%d calls", len(m.Calls()))
 	}
 }

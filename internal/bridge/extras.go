@@ -361,8 +361,7 @@ func theirError(err error) *mcp.RPCError {
 	if e := mcp.AsError(err); e.RPC != nil && e.Ending.RPC {
 		return e.RPC
 	}
-	p := plane.Public(err)
-	return &mcp.RPCError{Code: mcp.CodeInternal, Message: strings.TrimSpace(p.Message + " " + p.Next)}
+	return &mcp.RPCError{Code: mcp.CodeInternal, Message: plane.Sentence(err)}
 }
 
 func notThere(in Reading) *Out {

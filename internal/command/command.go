@@ -145,6 +145,24 @@ func (r *Registry) Get(name string) (*Command, error) {
 	return c, nil
 }
 
+// Perform runs a command whose output is a *T: every surface but those that only hand bytes
+// on does so here.
+func Perform[T any](ctx context.Context, r *Registry, who plane.Principal, name string, in any) (*T, error) {
+	cmd, err := r.Get(name)
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.Run(ctx, who, in)
+	if err != nil {
+		return nil, err
+	}
+	got, ok := any(out).(*T)
+	if !ok {
+		return nil, plane.Errorf(plane.Internal, "The command %s gives something else.", name)
+	}
+	return got, nil
+}
+
 // All returns the commands in order of their names.
 func (r *Registry) All() []*Command {
 	out := make([]*Command, 0, len(r.names))

@@ -153,12 +153,7 @@ type response struct {
 }
 
 func refusal(err error) response {
-	e := plane.Public(err)
-	text := e.Message
-	if e.Next != "" {
-		text += " " + e.Next
-	}
-	return response{Error: text, Code: e.Kind}
+	return response{Error: plane.Sentence(err), Code: plane.Public(err).Kind}
 }
 
 // handle answers one request.

@@ -74,6 +74,15 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
+// Sentence is what a surface that has only text says of err: what happened, and what to do.
+func Sentence(err error) string {
+	e := Public(err)
+	if e.Next == "" {
+		return e.Message
+	}
+	return e.Message + " " + e.Next
+}
+
 // Public is what a surface may show of err. The text of an unknown error is
 // replaced, since it may hold anything.
 func Public(err error) *Error {

@@ -304,27 +304,31 @@ func (b *Bot) named(ctx context.Context, person string) string {
 // button does what somebody pressed, as far as they may.
 func (b *Bot) button(ctx context.Context, c *body) error {
 	who, _, err := b.caller(ctx, &body{User: c.User, Team: c.Team, Channel: c.Channel, Direct: isDirect(c.Channel)})
-	if err != nil {
+	switch {
+	case err != nil && passing(err):
 		return err
-	}
-	switch c.Action {
-	case actionStop:
-		if w, werr := b.o.Store.ChatWorkOfMessage(ctx, c.Channel, c.TS); werr == nil && string(w.Run) == c.Value {
-			err = b.cancel(ctx, who, w.Run)
-		} else {
-			err = plane.Errorf(plane.Gone, "This button is over.")
-		}
-	case actionFix:
-		return b.fix(ctx, c, who)
-	case actionShow, actionKeep:
-		err = b.released(ctx, c)
-	default:
-		err = b.decide(ctx, c, who)
+	case err == nil:
+		err = b.pressed(ctx, c, who)
 	}
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	return b.whisper(ctx, c, said{text: escape(sentence(err))})
+	return b.whisper(ctx, c, said{text: escape(plane.Sentence(err))})
+}
+
+func (b *Bot) pressed(ctx context.Context, c *body, who plane.Principal) error {
+	switch c.Action {
+	case actionStop:
+		if w, err := b.o.Store.ChatWorkOfMessage(ctx, c.Channel, c.TS); err == nil && string(w.Run) == c.Value {
+			return b.cancel(ctx, who, w.Run)
+		}
+		return plane.Errorf(plane.Gone, "This button is over.")
+	case actionFix:
+		return b.fix(ctx, c, who)
+	case actionShow, actionKeep:
+		return b.released(ctx, c)
+	}
+	return b.decide(ctx, c, who)
 }
 
 // decide takes a person's word. A card is good once, for whom it was sent to.
@@ -335,9 +339,9 @@ func (b *Bot) decide(ctx context.Context, c *body, who plane.Principal) error {
 	}
 	switch c.Action {
 	case actionDeny, actionOnce, actionAlways:
-		_, err = perform[*command.Decided](ctx, b, who, "approvals.decide", &command.DecideInput{ID: card.Subject, Decision: c.Action})
+		_, err = command.Perform[command.Decided](ctx, b.o.Commands, who, "approvals.decide", &command.DecideInput{ID: card.Subject, Decision: c.Action})
 	case actionDone, actionNot, actionAgain:
-		_, err = perform[*command.Resolved](ctx, b, who, "runs.resolve", &command.ResolveInput{ID: card.Subject, Outcome: c.Action, Note: "in Slack"})
+		_, err = command.Perform[command.Resolved](ctx, b.o.Commands, who, "runs.resolve", &command.ResolveInput{ID: card.Subject, Outcome: c.Action, Note: "in Slack"})
 	default:
 		err = plane.Errorf(plane.InvalidInput, "That is no button of ours.")
 	}

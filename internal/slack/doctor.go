@@ -2,6 +2,7 @@ package slack
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -76,9 +77,14 @@ func Doctor(ctx context.Context, api *slackapi.Client, dialer *websocket.Dialer,
 	return out
 }
 
+// wrong is what is told of an error: what Slack refuses, or that Slack does not answer.
 func wrong(err error, message, next string) error {
 	if err == nil {
 		return nil
+	}
+	var said slackapi.SlackErrorResponse
+	if own := plane.KindOf(err) != plane.Internal; !errors.As(err, &said) && !own {
+		message, next = "Slack cannot be reached.", "This machine needs https to slack.com, or to slack.api_url."
 	}
 	return plane.Errorf(plane.Unavailable, "%s %s", message, "("+clip(err.Error(), 200)+")").Then(next).Because(err)
 }

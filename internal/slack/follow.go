@@ -17,7 +17,6 @@ import (
 // Names of buttons.
 const (
 	actionStop   = "stop"
-	actionGone   = "gone" // the question was taken back
 	actionDeny   = "deny"
 	actionOnce   = "approve"
 	actionAlways = "always-allow"
@@ -44,13 +43,16 @@ func (b *Bot) mayDraw() bool {
 	return now-last >= updateEvery.Milliseconds() && b.drawn.CompareAndSwap(last, now)
 }
 
-// draw changes a message on the way; when it cannot be done it is left.
-func (b *Bot) draw(ctx context.Context, channel, ts string, s said) {
+// draw changes a message on the way, without waiting for a turn: what could not be drawn is
+// drawn a little later.
+func (b *Bot) draw(ctx context.Context, channel, ts string, s said) bool {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	if _, _, _, err := b.o.API.UpdateMessageContext(ctx, channel, ts, s.options()...); err != nil {
+	_, _, _, err := b.o.API.UpdateMessageContext(ctx, channel, ts, s.options()...)
+	if err != nil {
 		b.o.Log.Debug("a message of a run was not changed on the way", "err", err)
 	}
+	return err == nil
 }
 
 // shown is how a run stands, as its message tells it.
@@ -60,8 +62,6 @@ type shown struct {
 	calls int
 	waits string
 	ended bool
-	state string
-	why   string
 }
 
 // follow keeps one message in the thread up to date until the run has ended.
@@ -85,9 +85,8 @@ func (b *Bot) follow(ctx context.Context, w *plane.ChatWork, c *body) error {
 		if own == nil && s.tool != "" {
 			own = b.ownServers(ctx, c)
 		}
-		if now := s.line(own); now != last && b.mayDraw() {
+		if now := s.line(own); now != last && b.mayDraw() && b.draw(ctx, c.Channel, w.Message, said{text: now, blocks: b.working(now, w.Run)}) {
 			last = now
-			b.draw(ctx, c.Channel, w.Message, said{text: now, blocks: b.working(now, w.Run)})
 		}
 		select {
 		case <-watch.News:
@@ -152,24 +151,20 @@ func (b *Bot) catchUp(ctx context.Context, id plane.RunID, s *shown) error {
 	}
 	r, err := b.o.Runs.Get(ctx, id) // a run that ended before it was worked on has no such event
 	if err == nil && r.State.Ended() {
-		s.ended, s.state, s.why = true, string(r.State), r.Reason
+		s.ended = true
 	}
 	return err
 }
 
 func (s *shown) take(ev *plane.Event) {
-	var d struct {
-		Tool, Alias, Name, State, Reason string
-		WaitingFor                       string `json:"waiting_for"`
-	}
-	if len(ev.Data) > 0 && json.Unmarshal(ev.Data, &d) != nil {
-		d.Tool = ""
-	}
 	s.at = ev.Seq
 	switch ev.Kind {
 	case plane.EventToolCall:
-		s.tool, s.waits = firstOf(d.Tool, d.Name, d.Alias), ""
-		s.calls++
+		var d struct{ Name string }
+		if json.Unmarshal(ev.Data, &d) == nil {
+			s.tool = d.Name
+		}
+		s.calls, s.waits = s.calls+1, ""
 	case plane.EventToolResult, plane.EventTurnStarted:
 		s.tool, s.waits = "", ""
 	case plane.EventApprovalRequested:
@@ -179,17 +174,8 @@ func (s *shown) take(ev *plane.Event) {
 	case plane.EventApprovalDecided, plane.EventCallResolved, plane.EventRunResumed:
 		s.waits = ""
 	case plane.EventRunEnded:
-		s.ended, s.state, s.why = true, d.State, d.Reason
+		s.ended = true
 	}
-}
-
-func firstOf(s ...string) string {
-	for _, v := range s {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }
 
 // ownServers are the asker's own connections, by name, where everybody reads along.
@@ -202,7 +188,7 @@ func (b *Bot) ownServers(ctx context.Context, c *body) map[string]bool {
 	if err != nil {
 		return own
 	}
-	l, err := perform[*command.MCPList](ctx, b, who, "mcp.list", &command.MCPListInput{})
+	l, err := command.Perform[command.MCPList](ctx, b.o.Commands, who, "mcp.list", &command.MCPListInput{})
 	if err != nil {
 		return own
 	}
@@ -367,21 +353,4 @@ func (b *Bot) cancel(ctx context.Context, who plane.Principal, id plane.RunID) e
 		return nil
 	}
 	return err
-}
-
-// perform runs a command as every surface does.
-func perform[T command.Output](ctx context.Context, b *Bot, who plane.Principal, name string, in any) (out T, err error) {
-	cmd, err := b.o.Commands.Get(name)
-	if err != nil {
-		return out, err
-	}
-	got, err := cmd.Run(ctx, who, in)
-	if err != nil {
-		return out, err
-	}
-	out, ok := got.(T)
-	if !ok {
-		return out, plane.Errorf(plane.Internal, "The command %s gives something else.", name)
-	}
-	return out, nil
 }

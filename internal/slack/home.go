@@ -21,10 +21,10 @@ func (b *Bot) home(ctx context.Context, c *body) error {
 		return err
 	}
 	blocks := []slackapi.Block{slackapi.NewHeaderBlock(slackapi.NewTextBlockObject(slackapi.PlainTextType, "Your connections", false, false))}
-	list, err := perform[*command.MCPList](ctx, b, who, "mcp.list", &command.MCPListInput{})
+	list, err := command.Perform[command.MCPList](ctx, b.o.Commands, who, "mcp.list", &command.MCPListInput{})
 	switch {
 	case err != nil:
-		blocks = append(blocks, section(escape(sentence(err))))
+		blocks = append(blocks, section(escape(plane.Sentence(err))))
 	case len(list.Servers) == 0:
 		blocks = append(blocks, section("None yet. Write me a message, for example: `mcp add linear https://mcp.linear.app/mcp`"))
 	default:
@@ -80,19 +80,19 @@ func (b *Bot) fix(ctx context.Context, c *body, who plane.Principal) error {
 	switch what {
 	case "connect":
 		var added *command.MCPAdded
-		if added, err = perform[*command.MCPAdded](ctx, b, who, "mcp.connect", &command.ConnectInput{Name: id}); err == nil {
+		if added, err = command.Perform[command.MCPAdded](ctx, b.o.Commands, who, "mcp.connect", &command.ConnectInput{Name: id}); err == nil {
 			at := &body{User: c.User, Team: c.Team, Direct: true}
 			if at.Channel, at.TS, err = b.direct(ctx, c.User, said{text: "To connect " + escape(added.Server.Name) + ":"}); err == nil {
 				err = b.sendLink(ctx, at, added)
 			}
 		}
 	case "refresh":
-		_, err = perform[*command.MCPTest](ctx, b, who, "mcp.refresh", &command.NameInput{Name: id})
+		_, err = command.Perform[command.MCPTest](ctx, b.o.Commands, who, "mcp.refresh", &command.NameInput{Name: id})
 	default:
 		err = plane.Errorf(plane.InvalidInput, "That is no button of ours.")
 	}
 	if err != nil && ctx.Err() == nil {
-		if _, _, derr := b.direct(ctx, c.User, said{text: escape(sentence(err))}); derr != nil {
+		if _, _, derr := b.direct(ctx, c.User, said{text: escape(plane.Sentence(err))}); derr != nil {
 			return derr
 		}
 	}

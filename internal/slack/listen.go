@@ -30,7 +30,7 @@ func (b *Bot) listen() {
 		if time.Since(began) > time.Minute {
 			pause = time.Second
 		}
-		b.o.Log.Warn("Slack's socket is gone; it is opened again", "err", err)
+		b.o.Log.Warn("Slack is not to be had; it is tried again", "err", err, "next", "patchbay slack doctor")
 		select {
 		case <-time.After(pause):
 		case <-b.life.Done():
@@ -44,7 +44,9 @@ func (b *Bot) connected(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.me.Store(me)
+	if b.me.Swap(me) == nil {
+		b.o.Log.Info("in the workspace "+me.Team, "as", me.User)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	sock := socketmode.New(b.o.API, socketmode.OptionDialer(b.o.Dialer), socketmode.OptionReadLimit(maxEnvelope))
@@ -140,7 +142,7 @@ func (b *Bot) event(ctx context.Context, e *envelope) error {
 		}
 		return nil
 	case ev.Type == "message" && ev.Subtype == "message_deleted":
-		return b.take(ctx, "gone:"+ev.Channel+":"+ev.DeletedTS, kindStop, body{User: ev.PreviousMessage.User, Team: e.TeamID, Channel: ev.Channel, TS: ev.DeletedTS, Action: actionGone})
+		return b.take(ctx, "gone:"+ev.Channel+":"+ev.DeletedTS, kindStop, body{User: ev.PreviousMessage.User, Team: e.TeamID, Channel: ev.Channel, TS: ev.DeletedTS})
 	case ev.BotID != "" || ev.User == "" || ev.Subtype != "" && ev.Subtype != "file_share" && ev.Subtype != "thread_broadcast":
 		return nil // another bot's, an edit, or nobody's
 	case ev.Type == "app_mention", ev.Type == "message" && c.Direct:

@@ -50,7 +50,7 @@ func (b *Bot) tell(ctx context.Context, c *body, err error) error {
 	if plane.KindOf(err) == plane.Internal {
 		b.o.Log.Error("what was asked in Slack failed", "err", err)
 	}
-	_, err = b.post(ctx, c.Channel, c.root(), said{text: escape(sentence(err))})
+	_, err = b.post(ctx, c.Channel, c.root(), said{text: escape(plane.Sentence(err))})
 	return err
 }
 

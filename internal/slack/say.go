@@ -7,8 +7,6 @@ import (
 	"unicode/utf8"
 
 	slackapi "github.com/slack-go/slack"
-
-	"patchbay/internal/plane"
 )
 
 // Bounds of what Slack shows: of a block's text, of the blocks of a message, and from where
@@ -216,13 +214,4 @@ func clip(s string, n int) string {
 		return string(r[:n-1]) + "…"
 	}
 	return s
-}
-
-// sentence is an error as people read it.
-func sentence(err error) string {
-	e := plane.Public(err)
-	if e.Next != "" {
-		return e.Message + " " + e.Next
-	}
-	return e.Message
 }

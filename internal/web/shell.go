@@ -89,8 +89,8 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 			if err != nil {
 				e := plane.Public(err)
 				v.stale = e.Kind == plane.Conflict
-				if v.failed, v.form, status = e.Message, f, http.StatusConflict; forPeople(e.Next) {
-					v.failed += " " + e.Next
+				if v.failed, v.form, status = e.Message, f, http.StatusConflict; onPage(e.Next) != "" {
+					v.failed += " " + onPage(e.Next)
 				}
 			}
 		} else {
@@ -112,9 +112,9 @@ func (p *Pages) dash(d pageDef) http.HandlerFunc {
 // only a log can explain stands alone.
 func (p *Pages) missing(w http.ResponseWriter, r *http.Request, v *visit, err error) {
 	e := plane.Public(err)
-	status := map[plane.Kind]int{plane.InvalidInput: 400, plane.Forbidden: 403, plane.NotFound: 404, plane.Unavailable: 503}[e.Kind]
+	status := statusOf(e.Kind)
 	st, serr := ask[command.Status](v, "status", &command.StatusInput{})
-	if status == 0 || serr != nil {
+	if status == http.StatusInternalServerError || serr != nil {
 		p.problem(w, r, err)
 		return
 	}
@@ -124,19 +124,7 @@ func (p *Pages) missing(w http.ResponseWriter, r *http.Request, v *visit, err er
 
 // ask runs a command as every surface does.
 func ask[T any](v *visit, name string, in any) (*T, error) {
-	cmd, err := v.p.o.Commands.Get(name)
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.Run(v.ctx, v.who, in)
-	if err != nil {
-		return nil, err
-	}
-	got, ok := any(out).(*T)
-	if !ok {
-		return nil, plane.Errorf(plane.Internal, "The command %s gives something else.", name)
-	}
-	return got, nil
+	return command.Perform[T](v.ctx, v.p.o.Commands, v.who, name, in)
 }
 
 // do runs a command whose output nobody looks at.

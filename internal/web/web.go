@@ -212,11 +212,7 @@ func (p *Pages) problem(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	e := plane.Public(err)
-	status := map[plane.Kind]int{plane.InvalidInput: 400, plane.Unauthenticated: 401, plane.Forbidden: 403, plane.NotFound: 404, plane.Conflict: 409,
-		plane.Gone: 410, plane.Limited: 429, plane.Unavailable: 503}[e.Kind]
-	if status == 0 {
-		status = 500
-	}
+	status := statusOf(e.Kind)
 	if status >= 500 {
 		p.o.Log.Error("a page failed", "path", route(r), "err", err, "cause", errors.Unwrap(err))
 	}
@@ -225,6 +221,16 @@ func (p *Pages) problem(w http.ResponseWriter, r *http.Request, err error) {
 		title = "Something went wrong"
 	}
 	p.render(w, r, status, problemPage(p.site(r), title, e.Message, e.Next, ""))
+}
+
+// statusOf is the HTTP status that a page answers an error with.
+func statusOf(k plane.Kind) int {
+	status := map[plane.Kind]int{plane.InvalidInput: 400, plane.Unauthenticated: 401, plane.Forbidden: 403, plane.NotFound: 404, plane.Conflict: 409,
+		plane.Gone: 410, plane.Limited: 429, plane.Unavailable: 503}[k]
+	if status == 0 {
+		return http.StatusInternalServerError
+	}
+	return status
 }
 
 // back is the link that a failed sign-in may be begun again from.

@@ -148,9 +148,13 @@ func localLink(link string) string {
 	return u.RequestURI()
 }
 
-// forPeople reports whether a hint helps on a page: a command line does not.
-func forPeople(next string) bool {
-	return next != "" && !strings.HasPrefix(next, "patchbay ") && !strings.HasPrefix(next, "--")
+// onPage is a hint as a page gives it: a command line helps nobody there, and what is a
+// flag elsewhere is a field.
+func onPage(next string) string {
+	if strings.HasPrefix(next, "patchbay ") || strings.HasPrefix(next, "--") {
+		return ""
+	}
+	return strings.NewReplacer(", with --auth.", ": “Signs in by”.", "--scope me adds it for your own runs.", "Whose: “me” adds it for your own runs.").Replace(next)
 }
 
 // oldOf is a field of a refused form, where that form was about something.

@@ -64,7 +64,7 @@ func govern(t *testing.T, prepare func(*browser)) {
 	b.fill("Note", "in the bank's list")
 	b.press("Say so")
 	b.says("The call is settled as done.")
-	if out := s.must("calls", "show", s.unknown); !strings.Contains(out, "resolved_done") && !strings.Contains(out, "in the bank's list") {
+	if out := s.must("calls", "show", s.unknown); !strings.Contains(out, "resolved_done") || !strings.Contains(out, "in the bank's list") {
 		t.Errorf("%s", out)
 	}
 
@@ -246,8 +246,11 @@ func TestSignInAmongOddNames(t *testing.T) {
 	s.must("mcp", "rename", "mail", "mail", "--label", "<script>document.title='owned'</script> שלום "+strings.Repeat("long", 8))
 	s.books.SetTools(strings.Replace(bookTools("x")[0], "\"description\":\"x\"", `"description":"<img src=x onerror=alert(1)> data:text/html,<b>x</b> \u001b[31mred <script>document.title='owned'</script>"`, 1))
 	s.must("mcp", "refresh", "books")
+	s.must("mcp", "propose", "name: odd\ndescription: "+strings.Repeat("w", 200)+"\nurl: https://"+strings.Repeat("h", 60)+".example/mcp\n", "--team", "payments", "--why", strings.Repeat("y", 200))
+	s.asks("general", strings.Repeat("W", 200)+" <img src=x onerror=alert(1)> \u202eesrever")
+	long := "/runs/" + s.lastRun()
 	b := s.signedIn(t, watched)
-	for _, path := range []string{"/connections", "/connections/" + s.mail, "/connections/" + s.conn, "/connections/" + s.conn + "/tools/look", "/search?q=" + "%3Cscript%3E", "/"} {
+	for _, path := range []string{long, "/runs", "/calls", "/proposals", "/proposals/payments/odd", "/agents/general/runs", "/connections", "/connections/" + s.mail, "/connections/" + s.conn, "/connections/" + s.conn + "/tools/look", "/search?q=" + "%3Cscript%3E", "/"} {
 		for _, width := range []int64{1280, 375} {
 			b.do("resize", chromedp.EmulateViewport(width, 900))
 			b.open(s.base + path)

@@ -52,18 +52,7 @@ func TestSignInAndLookAtEveryPage(t *testing.T) {
 					b.eval(`document.querySelectorAll('dd').forEach((e) => { if (e.textContent.endsWith('/patchbay.yaml')) e.textContent = '/etc/patchbay/patchbay.yaml' }); ''`)
 					b.picture(filepath.Join(dir, name+"-"+theme+".png"))
 				}
-				if v := b.eval("JSON.stringify(window.violations)"); v != "[]" {
-					t.Errorf("%s: the policy is violated: %s", where, v)
-				}
-				b.fits(where)
-				for _, c := range b.list(outOfReach) {
-					t.Errorf("%s: the keyboard does not come to %s", where, c)
-				}
-				b.eval(string(axe) + "; ''")
-				for _, f := range b.axe() {
-					t.Errorf("%s: %s", where, f)
-				}
-				b.strained(where)
+				b.whole(where, string(axe))
 			}
 		}
 	}
@@ -72,12 +61,69 @@ func TestSignInAndLookAtEveryPage(t *testing.T) {
 	}
 	out := s.must("mcp", "add", "notes", s.newServer.Endpoint(), "--auth", "bearer")
 	look("connect", strings.TrimPrefix(link(t, out), s.base))
+	b.press("Connect") // with nothing in it
+	b.inspect("connect-refused", string(axe))
+	b.fill("Token", "n0tes-t0ken")
+	b.press("Connect")
+	b.until("notes is connected")
+	b.inspect("connected", string(axe))
+	b.open(s.base + "/settings/tokens")
+	b.fill("What it is for", "a laptop")
+	b.selects("Agent", "general")
+	b.press("Make the token")
+	b.says("only time that the token is shown")
+	b.inspect("token-made", string(axe))
+	b.open(s.base + "/connections/add")
+	b.fill("Its JSON, with mcpServers", `{"mcpServers":{"events":{"type":"sse","url":"https://e.example/sse"}}}`)
+	b.press("Import")
+	b.says("What was read")
+	b.inspect("imported", string(axe))
+	b.open(s.base + "/connections/" + s.conn)
+	s.must("mcp", "tools-set", "books", "--exclude", "pay")
+	b.press("Save which are used")
+	b.says("Your choice is set below")
+	b.inspect("connection-stale", string(axe))
+	b.open(s.base + "/connections/add")
+	b.fill("Name", "kept")
 	if _, err := chromedp.Call(b.ctx, network.ClearBrowserCookies, cdp.Empty{}); err != nil {
 		t.Fatal(err)
 	}
+	b.press("Add the server")
+	b.says("Your session has ended")
+	b.inspect("kept", string(axe))
 	words := strings.Fields(s.must("signin"))
 	look("sign-in", strings.TrimPrefix(words[len(words)-1], s.base))
 	look("signed-out", "/connections")
+}
+
+// inspect looks at the page that is there, which a form led to, in both themes and widths.
+func (b *browser) inspect(name, axe string) {
+	b.t.Helper()
+	for _, theme := range []string{"light", "dark"} {
+		b.eval("document.documentElement.dataset.theme = '" + theme + "'")
+		for _, width := range []int64{1280, 375} {
+			b.do("resize", chromedp.EmulateViewport(width, 900))
+			b.whole(fmt.Sprintf("%s, %s, %d px", name, theme, width), axe)
+		}
+	}
+	b.do("resize", chromedp.EmulateViewport(1280, 900))
+}
+
+// whole holds a page to everything that every page is held to.
+func (b *browser) whole(where, axe string) {
+	b.t.Helper()
+	if v := b.eval("JSON.stringify(window.violations)"); v != "[]" {
+		b.t.Errorf("%s: the policy is violated: %s", where, v)
+	}
+	b.fits(where)
+	for _, c := range b.list(outOfReach) {
+		b.t.Errorf("%s: the keyboard does not come to %s", where, c)
+	}
+	b.eval(axe + "; ''")
+	for _, f := range b.axe() {
+		b.t.Errorf("%s: %s", where, f)
+	}
+	b.strained(where)
 }
 
 // fits says how much of a page is beyond the side of the screen.

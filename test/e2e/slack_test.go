@@ -66,6 +66,21 @@ func linkFor(t *testing.T, sl *fake.Slack, user, channel string) (link string) {
 	return link
 }
 
+// onlyAdas opens a link of Ada's as Grace, who is refused, and as Ada, whose browser it
+// returns.
+func onlyAdas(t *testing.T, oneLink string, idp peers.Protected, server string) *browser {
+	t.Helper()
+	grace := newBrowser(t)
+	grace.open(oneLink)
+	grace.signIn(host(idp.Issuer), "grace")
+	grace.until("This is not yours")
+	ada := newBrowser(t)
+	ada.open(oneLink)
+	ada.signIn(host(idp.Issuer), "ada")
+	ada.until("Connect " + server)
+	return ada
+}
+
 // The story of a server that signs in by OAuth, from a thread: the link, somebody else's
 // browser, the asker's own, the follow-up, a run that uses a tool, an approval over a killed
 // server, and everything still there.
@@ -75,14 +90,7 @@ func TestSignInFromSlack(t *testing.T) {
 	q := sl.Say("UADA", "C0DESK", "<@UBOT> mcp add notes --url <"+p.MCP+">", "")
 	oneLink := linkFor(t, sl, "UADA", "C0DESK")
 
-	grace := newBrowser(t)
-	grace.open(oneLink)
-	grace.signIn(host(idp.Issuer), "grace")
-	grace.until("This is not yours")
-	ada := newBrowser(t)
-	ada.open(oneLink)
-	ada.signIn(host(idp.Issuer), "ada")
-	ada.until("Connect notes")
+	ada := onlyAdas(t, oneLink, idp, "notes")
 	if ada.eval(`String(document.querySelectorAll('main input[name=token]').length)`) != "0" {
 		t.Error("a page with a sign-in has a field for a token")
 	}
@@ -150,14 +158,7 @@ func TestSignInFromSlackByToken(t *testing.T) {
 	d, sl, idp := inAWorkspace(t, []string{"vanta"}, m.URL)
 	q := sl.Say("UADA", "C1", "<@UBOT> mcp add vanta --url <"+m.Endpoint()+"> --auth bearer", "")
 	oneLink := linkFor(t, sl, "UADA", "C1")
-	grace := newBrowser(t)
-	grace.open(oneLink)
-	grace.signIn(host(idp.Issuer), "grace")
-	grace.until("This is not yours")
-	ada := newBrowser(t)
-	ada.open(oneLink)
-	ada.signIn(host(idp.Issuer), "ada")
-	ada.until("Connect vanta")
+	ada := onlyAdas(t, oneLink, idp, "vanta")
 	ada.fill("Token", "wr0ng")
 	ada.press("Connect")
 	ada.says("rejected the token")
