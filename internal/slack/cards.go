@@ -77,20 +77,19 @@ func (b *Bot) askAbout(ctx context.Context, subject, agent, principal string, id
 		if err != nil || !fresh {
 			continue // by another replica, or before a restart; what it did not send it forgets
 		}
-		s, err := b.card(ctx, subject, token)
-		if err == nil {
-			err = b.send(ctx, &card, s)
-		}
-		if err != nil && ctx.Err() == nil {
+		if err := b.send(ctx, &card, func() (said, error) { return b.card(ctx, subject, token) }); err != nil && ctx.Err() == nil {
 			b.o.Log.Warn("a person could not be asked in Slack", "about", subject, "err", err)
 		}
 	}
 }
 
-// send posts a card to whom it asks. One that cannot be posted is forgotten, so that it is
-// made anew.
-func (b *Bot) send(ctx context.Context, card *plane.ChatCard, s said) (err error) {
-	card.Channel, card.Message, err = b.direct(ctx, card.Asked, s)
+// send draws a card and posts it to whom it asks. One that cannot be posted is forgotten, so
+// that it is made anew.
+func (b *Bot) send(ctx context.Context, card *plane.ChatCard, draw func() (said, error)) error {
+	s, err := draw()
+	if err == nil {
+		card.Channel, card.Message, err = b.direct(ctx, card.Asked, s)
+	}
 	if err != nil {
 		drop := b.o.Store.Write(context.WithoutCancel(ctx), func(t plane.Tx) error { return b.o.Store.DropChatCard(t, card.Hash) })
 		return errors.Join(err, drop)

@@ -33,7 +33,7 @@ func (b *Bot) askOwner(ctx context.Context, w *plane.ChatWork, c *body, r *plane
 	head := ":lock: This draws on " + drew + ", which is your own. Everybody in <#" + c.Channel + "> would read it."
 	blocks := append([]slackapi.Block{section(head)}, sections(chat(short(r.Answer)))...)
 	blocks = append(blocks, note(b.evidence(r, nil)), buttons(token, actionShow, "Show it there", actionKeep, "Keep it here"))
-	if err := b.send(ctx, &card, said{text: head, blocks: blocks}); err != nil {
+	if err := b.send(ctx, &card, func() (said, error) { return said{text: head, blocks: blocks}, nil }); err != nil {
 		return err // it is tried again
 	}
 	return b.change(ctx, c.Channel, w.Message, askedOwner(c.User))
