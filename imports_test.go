@@ -22,11 +22,11 @@ const module = "patchbay/"
 var allowed = map[string]string{
 	"cmd/patchbay": "app client command consent bridge egress netguard plane secret",
 
-	"internal/app": "api authn bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run sandbox secret slack store telemetry upstream vault web",
+	"internal/app": "api authn authserver bridge catalog client command connect consent egress ingress ledger mcp model natsbus netguard oauth plane policy registry run sandbox secret slack store telemetry upstream vault web",
 
 	// surfaces: translate, decide nothing
 	"internal/api":     "command consent oauth plane registry run secret",
-	"internal/web":     "authn bridge catalog command connect consent plane secret",
+	"internal/web":     "authn authserver bridge catalog command connect consent plane secret",
 	"internal/client":  "plane",
 	"internal/ingress": "bridge command mcp plane",
 	"internal/natsbus": "plane",
@@ -45,11 +45,12 @@ var allowed = map[string]string{
 	"internal/egress":   "connect plane policy secret",
 
 	// rules and protocols
-	"internal/policy": "plane",
-	"internal/authn":  "plane secret",
-	"internal/oauth":  "plane secret",
-	"internal/mcp":    "plane",
-	"internal/model":  "plane secret",
+	"internal/policy":     "plane",
+	"internal/authn":      "plane secret",
+	"internal/authserver": "plane secret",
+	"internal/oauth":      "plane secret",
+	"internal/mcp":        "plane",
+	"internal/model":      "plane secret",
 
 	"internal/sandbox":      "plane",
 	"internal/sandbox/init": "",
@@ -69,7 +70,7 @@ var allowed = map[string]string{
 }
 
 // mayExpose may take a secret's text: the injectors, and what builds clients.
-var mayExpose = []string{"internal/secret", "internal/connect", "internal/consent", "internal/oauth", "internal/authn", "internal/model", "internal/vault", "internal/app", "cmd/patchbay"}
+var mayExpose = []string{"internal/secret", "internal/connect", "internal/consent", "internal/oauth", "internal/authn", "internal/authserver", "internal/model", "internal/vault", "internal/app", "cmd/patchbay"}
 
 // transports may make dialers and http.Transports.
 var transports = []string{"internal/netguard"}

@@ -22,6 +22,7 @@ import (
 
 	"patchbay/internal/api"
 	"patchbay/internal/authn"
+	"patchbay/internal/authserver"
 	"patchbay/internal/bridge"
 	"patchbay/internal/catalog"
 	"patchbay/internal/command"
@@ -90,6 +91,7 @@ type App struct {
 	mirror     *registry.Mirror // nil for none
 	bus        *natsbus.Bus
 	slack      *slack.Bot
+	clients    *authserver.Server
 	commands   *command.Registry
 	nats       *natsserver.Server // the one inside
 	egress     *egress.Proxy      // nil for none
@@ -156,6 +158,9 @@ func New(ctx context.Context, o Options) (a *App, err error) {
 		return a, err
 	}
 	if err := a.connectAll(ctx); err != nil {
+		return a, err
+	}
+	if err := a.openClients(); err != nil {
 		return a, err
 	}
 	a.engine = run.New(run.Options{Store: a.store, Bridge: a.bridge, Ledger: a.ledger, Lease: a.lease(), Search: a.cfg.Memory.Search, Agents: agentsOf{a}, Ring: a.ring,
@@ -258,13 +263,13 @@ func (x agentsOf) Propose(ctx context.Context, who plane.Principal, team, declar
 // surfaces mounts the API, the command endpoint and the pages.
 func (a *App) surfaces() {
 	deps := command.Deps{Runs: a.engine, Calls: a.store.CallByID, Catalogs: a.cats, Bridge: a.bridge, Policy: a.policy.Load, Models: a.describeModel,
-		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Registry: a.registry, Secrets: a.conns, Gateway: authority{a}, Egress: a.store.Egress, Stats: a.store.CallStats, Tokens: a.auth, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
+		Info: a.info, AgentURL: func(slug string) string { return a.publicURL() + ingress.AgentsPath + slug }, MCP: a.cfg.MCP.On(), Consent: a.consent, Registry: a.registry, Secrets: a.conns, Gateway: authority{a}, Egress: a.store.Egress, Stats: a.store.CallStats, Tokens: a.auth, People: a.auth, Clients: a.clients, Keys: a.keys, Reload: a.reload, SignIn: a.signInLink, Limits: a.cfg.Limits,
 		Records: records{a.store, a}, Renew: a.refreshPolicy, Now: a.o.Clock.Now, Unseal: a.unseal, Sign: a.ring.SignBy,
 		Pins: a.store.Pins, Reviews: a.store.Reviews, Window: a.window, View: a.replica.look}
 	reg := command.New(deps)
 	a.commands = reg
-	mcpServer := ingress.New(reg, a.o.Version, a.principal)
-	pages := web.New(web.Options{Limits: limitRows(a.cfg.Limits), Auth: a.auth, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On(), Ending: a.ending.streams})
+	mcpServer := ingress.New(reg, a.o.Version, a.principal, a.clients.Metadata)
+	pages := web.New(web.Options{Limits: limitRows(a.cfg.Limits), Auth: a.auth, Clients: a.clients, Consent: a.consent, Commands: reg, Log: a.o.Log, PublicURL: a.publicURL, MCP: a.cfg.MCP.On(), Ending: a.ending.streams})
 	rest := api.New(api.Options{Teams: command.NewTeamServers(deps, a.registry), Gallery: a.registry, Open: a.cfg.Registry.Public || a.cfg.localOnly(), Keys: a.signingKeys, Providers: command.NewProviders(deps), Ending: a.ending.streams, Commands: reg, Runs: a.engine, SignIn: a.consent, Log: a.o.Log, Version: a.o.Version, Who: a.principal, MCP: a.cfg.MCP.On(),
 		MaySee: func(who plane.Principal, r plane.Run) bool { return a.policy.Load().MaySee(who, r) }})
 	mux := http.NewServeMux()
@@ -273,14 +278,19 @@ func (a *App) surfaces() {
 	if a.cfg.Cluster.Advertise == "" {
 		pass = nil
 	}
-	a.agents = ingress.NewAgents(ingress.AgentsOptions{Bridge: a.bridge, Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) }, Who: a.principal,
+	a.agents = ingress.NewAgents(ingress.AgentsOptions{Bridge: a.bridge, Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) }, Who: a.principal, Metadata: a.clients.Metadata,
 		MAC: a.ring.MAC, Check: a.ring.CheckMAC, Clock: a.o.Clock, Log: a.o.Log, Ended: a.ended, Reaches: a.reaches, Stopping: a.ending.streams, Life: a.ending.calls, Link: a.connectionPage, Version: a.o.Version, Replica: a.peers.name, Pass: pass, Idle: a.cfg.Limits.IngressIdle, PerWho: a.cfg.Limits.IngressSessions})
 	mux.Handle(ingress.AgentsPath, a.agents)
 	if a.cfg.Cluster.Advertise != "" {
 		mux.Handle(peerPath, a.peers)
 	}
 	a.cats.Changed, a.cats.Converted = a.listsChanged, a.refreshPolicy
+	machine := a.clients.Handler()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if a.clients.Serves(r.URL.Path) {
+			machine.ServeHTTP(w, r)
+			return
+		}
 		if pages.Serves(r) {
 			pages.ServeHTTP(w, r)
 			return

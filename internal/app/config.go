@@ -30,6 +30,7 @@ type Config struct {
 
 	Identity IdentityConfig `yaml:"identity"`
 	OAuth    OAuthConfig    `yaml:"oauth"`
+	Clients  ClientsConfig  `yaml:"clients"`
 
 	Models map[string]ModelConfig `yaml:"models"`
 	Agents map[string]AgentConfig `yaml:"agents"`
@@ -407,7 +408,7 @@ func (c *Config) validate() error {
 			return c.bad("teams", "teams: %q is no slug, of a-z, 0-9 and -, at most %d characters, and no slack:<channel id>.", name, plane.MaxSlug)
 		}
 	}
-	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkSlack, c.checkEgress, c.checkSandbox, c.checkVault, c.checkGitHubApps} {
+	for _, check := range []func() error{c.checkTeams, c.checkNATS, c.checkSlack, c.checkEgress, c.checkSandbox, c.checkVault, c.checkGitHubApps, c.checkClients} {
 		if err := check(); err != nil {
 			return err
 		}

@@ -205,7 +205,7 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	undo := ""
-	for _, m := range []string{"00010_chat", "00009_dashboard", "00008_egress", "00007_declarations", "00006_ledger"} {
+	for _, m := range []string{"00011_clients", "00010_chat", "00009_dashboard", "00008_egress", "00007_declarations", "00006_ledger"} {
 		latest, err := os.ReadFile("../store/migrations/sqlite/" + m + ".sql")
 		if err != nil {
 			t.Fatal(err)
@@ -224,7 +224,7 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 	db.Close()
 	s = start(t, s.dir, "")
 	s.stop()
-	before, err := sql.Open("sqlite", file+".before-10")
+	before, err := sql.Open("sqlite", file+".before-11")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestTheFileIsCopiedBeforeAnUpgrade(t *testing.T) {
 	if err := before.QueryRow(`SELECT value FROM meta WHERE key = 'mark'`).Scan(&mark); err != nil || mark != "before" {
 		t.Errorf("%q %v", mark, err)
 	}
-	if fi, err := os.Stat(file + ".before-10"); err != nil || fi.Mode().Perm()&0o077 != 0 {
+	if fi, err := os.Stat(file + ".before-11"); err != nil || fi.Mode().Perm()&0o077 != 0 {
 		t.Errorf("the copy is open to others: %v %v", fi.Mode(), err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"patchbay/internal/authserver"
 	"patchbay/internal/command"
 	"patchbay/internal/connect"
 	"patchbay/internal/consent"
@@ -40,7 +41,7 @@ const metaRotating = "keys_rotating"
 func (a *App) newRotation() *rotation {
 	binds := map[string]func(plane.Sealed) secret.Bind{"credential": connect.CredentialBind, "revocation": connect.RevocationBind,
 		"secret": vault.SealedBind, "authority": egress.AuthorityBind, "ticket": consent.TicketBind, "client": consent.ClientBind,
-		"chat": func(s plane.Sealed) secret.Bind { return chatBind(s.Key) }}
+		"client.answer": authserver.AnswerBind, "chat": func(s plane.Sealed) secret.Bind { return chatBind(s.Key) }}
 	places := store.SealedPlaces()
 	for _, p := range places {
 		if binds[p] == nil {

@@ -141,7 +141,7 @@ func (a *App) maintain(ctx context.Context) {
 	a.work.Go(func() { declare(true) })
 	every(time.Minute, func() { declare(false) })
 	every(time.Minute, func() {
-		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx)); err != nil && ctx.Err() == nil {
+		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx), a.store.SweepClients(ctx, a.o.Clock.Now().Add(-clientKept))); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("upkeep did not end", "err", err)
 		}
 	})
@@ -221,6 +221,10 @@ func (a *App) sameHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !(a.cfg.loopback() && loop(r.Host)) && !strings.EqualFold(r.Host, public.Host) && (a.cfg.loopback() || r.URL.Path != "/healthz") {
 			http.Error(w, "The Host header names another place.", http.StatusForbidden)
+			return
+		}
+		if a.clients.Serves(r.URL.Path) {
+			next.ServeHTTP(w, r) // for whoever asks: no cookie counts there
 			return
 		}
 		// A form of a page without referrer sends "null"; where it comes from is

@@ -233,7 +233,7 @@ func TestWhatOneTeamLeftReachesNoOther(t *testing.T) {
 // TestAStdioServerMisbehaves: every end is named, an effect that may have happened is
 // unknown, and the next call has a fresh process. The other server never notices.
 func TestAStdioServerMisbehaves(t *testing.T) {
-	o := insider(t, "limits: {sandbox_memory: 134217728, idle_timeout: 4s}\n")
+	o := insider(t, "limits: {sandbox_memory: 134217728, idle_timeout: 12s}\n")
 	if got, _ := o.says(t, "shut", "ok", nil); got != "fine" {
 		t.Fatalf("%s", got)
 	}

@@ -38,6 +38,8 @@ type People interface {
 	Session(ctx context.Context, hash string) (plane.WebSession, error)
 	SeeSession(t plane.Tx, hash string) error
 	EndSession(t plane.Tx, hash string) error
+	People(ctx context.Context) ([]plane.Person, error)
+	RevokePerson(t plane.Tx, id string, out bool) error
 }
 
 // Tokens are API and agent tokens.
@@ -47,6 +49,8 @@ type Tokens interface {
 	Tokens(ctx context.Context) ([]plane.Token, error)
 	UseToken(t plane.Tx, id string) error
 	RevokeToken(t plane.Tx, id string) error
+	AccessByHash(ctx context.Context, hash string) (plane.Token, error) // a client's
+	UseAuthorization(t plane.Tx, id string) error
 	AddAudit(t plane.Tx, e plane.AuditEntry) error
 }
 
@@ -121,7 +125,12 @@ func (a *Authenticator) Principal(r *http.Request) (plane.Principal, error) {
 		if !strings.EqualFold(scheme, "Bearer") || token == "" {
 			return plane.Principal{}, plane.Errorf(plane.Unauthenticated, "The Authorization header holds no Bearer token.").Then("Authorization: Bearer pbt_…")
 		}
-		return a.token(r.Context(), secret.New(strings.TrimSpace(token)))
+		p, path, err := a.token(r.Context(), secret.New(strings.TrimSpace(token)))
+		if err == nil && path != "" && path != r.URL.Path {
+			// What a client may use is one address (RFC 8707, section 2).
+			return plane.Principal{}, plane.Errorf(plane.Unauthenticated, "The token is for another address than this one.").Then("Sign the client in at this address.")
+		}
+		return p, err
 	}
 	if h := r.Header.Get(accessHeader); h != "" && a.o.Access != nil {
 		return a.access(r.Context(), h)
@@ -162,7 +171,14 @@ func (a *Authenticator) person(ctx context.Context, id string) (plane.Principal,
 	if plane.KindOf(err) == plane.NotFound {
 		return plane.Principal{}, a.nobody()
 	}
+	if err == nil && !p.RevokedAt.IsZero() {
+		return plane.Principal{}, shutOut()
+	}
 	return plane.Principal{Kind: plane.KindPerson, ID: p.ID, Email: p.Email, Rights: plane.AllRights}, err
+}
+
+func shutOut() error {
+	return plane.Errorf(plane.Unauthenticated, "An org admin has shut this person out.").Then("An org admin lets them in again: patchbay people restore")
 }
 
 // note writes a use behind, at most once a minute each.
@@ -232,6 +248,9 @@ func (a *Authenticator) identified(ctx context.Context, who identity) (plane.Per
 		p, err = a.o.Store.Identify(t, who.issuer+"|"+who.subject, who.email, who.name)
 		return err
 	})
+	if err == nil && !p.RevokedAt.IsZero() {
+		err = shutOut()
+	}
 	return p, err
 }
 
@@ -266,6 +285,9 @@ func (a *Authenticator) Vouched(ctx context.Context, v Voucher) (plane.Principal
 	}
 	if err == nil && !plane.SameAddress(known.Email, v.Email) { // it is not that person's any more
 		return alone, nil
+	}
+	if err == nil && !known.RevokedAt.IsZero() {
+		return plane.Principal{}, shutOut()
 	}
 	return plane.Principal{Kind: plane.KindPerson, ID: known.ID, Email: known.Email, Rights: plane.AllRights}, err
 }

@@ -1,8 +1,10 @@
 package authn
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -71,6 +73,18 @@ type flow struct {
 
 const flowLife = 10 * time.Minute
 
+// maxFlow keeps the cookie within what browsers take.
+const maxFlow = 2900
+
+// flat is JSON that leaves an address's & as it is.
+func flat(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return bytes.TrimSpace(b.Bytes()), err
+}
+
 // Begin starts a sign-in; next is the path to return to. It returns the issuer's
 // address and the cookie that the browser must bring back.
 func (a *Authenticator) Begin(ctx context.Context, next string) (string, *http.Cookie, error) {
@@ -82,11 +96,14 @@ func (a *Authenticator) Begin(ctx context.Context, next string) (string, *http.C
 		return "", nil, err
 	}
 	f := flow{State: random(), Nonce: random(), Verifier: oauth2.GenerateVerifier(), Next: localPath(next)}
-	b, err := json.Marshal(f)
+	b, err := flat(f)
 	if err != nil {
 		return "", nil, err
 	}
-	c := a.flowCookie(url.QueryEscape(string(b)))
+	if len(b) > maxFlow {
+		return "", nil, plane.Errorf(plane.InvalidInput, "The address to come back to is too long to be kept over the sign-in.").Then("Sign in at " + SignInPath + " first, then begin again.")
+	}
+	c := a.flowCookie(base64.RawURLEncoding.EncodeToString(b))
 	return a.o.OIDC.config(p).AuthCodeURL(f.State, oidc.Nonce(f.Nonce), oauth2.S256ChallengeOption(f.Verifier)), c, nil
 }
 
@@ -123,9 +140,9 @@ func (a *Authenticator) Finish(ctx context.Context, r *http.Request) (cookies []
 	if err != nil {
 		return bad(err)
 	}
-	raw, err := url.QueryUnescape(c.Value)
+	raw, err := base64.RawURLEncoding.DecodeString(c.Value)
 	var f flow
-	if err != nil || json.Unmarshal([]byte(raw), &f) != nil || f.State == "" ||
+	if err != nil || json.Unmarshal(raw, &f) != nil || f.State == "" ||
 		subtle.ConstantTimeCompare([]byte(f.State), []byte(r.URL.Query().Get("state"))) != 1 {
 		return bad(err)
 	}

@@ -2,7 +2,6 @@ package authn
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,41 +13,49 @@ import (
 const (
 	APIPrefix   = "pbt_"
 	AgentPrefix = "pba_"
+
+	AccessPrefix  = "pbs_" // of a client that a person signed in
+	RefreshPrefix = "pbr_" // the same
 )
 
-// token tells whose token was shown.
-func (a *Authenticator) token(ctx context.Context, shown secret.Text) (plane.Principal, error) {
-	var h string
-	known := false
+// token tells whose token was shown. A client's opens one path and no other.
+func (a *Authenticator) token(ctx context.Context, shown secret.Text) (who plane.Principal, path string, err error) {
+	var h, kind string
 	shown.Expose(func(s string) {
-		known = strings.HasPrefix(s, APIPrefix) || strings.HasPrefix(s, AgentPrefix)
-		h = digest(s)
+		kind, h = s[:min(len(s), len(APIPrefix))], digest(s)
 	})
-	bad := plane.Errorf(plane.Unauthenticated, "The token is not known, expired or revoked.").Then("patchbay tokens create")
-	if !known {
-		return plane.Principal{}, bad
+	bad := func() (plane.Principal, string, error) {
+		return plane.Principal{}, "", plane.Errorf(plane.Unauthenticated, "The token is not known, expired or revoked.").Then("patchbay tokens create")
 	}
-	if p, ok := a.known.get(h, a.o.Clock.Now()); ok {
-		return p, nil
+	find, use := a.o.Store.TokenByHash, a.o.Store.UseToken
+	switch kind {
+	case APIPrefix, AgentPrefix:
+	case AccessPrefix:
+		find, use = a.o.Store.AccessByHash, a.o.Store.UseAuthorization
+	default:
+		return bad()
+	}
+	if t, ok := a.known.get(h, a.o.Clock.Now()); ok {
+		return t.who, t.path, nil
 	}
 	looked := time.Now()
-	k, err := a.o.Store.TokenByHash(ctx, h)
+	k, err := find(ctx, h)
 	if plane.KindOf(err) == plane.NotFound {
-		return plane.Principal{}, bad
+		return bad()
 	}
 	if err != nil {
-		return plane.Principal{}, err
+		return plane.Principal{}, "", err
 	}
 	now := a.o.Clock.Now()
 	if !k.RevokedAt.IsZero() || !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) {
-		return plane.Principal{}, bad
+		return bad()
 	}
-	a.note(h, func(t plane.Tx) error { return a.o.Store.UseToken(t, k.ID) })
+	a.note(h, func(t plane.Tx) error { return use(t, k.ID) })
 	p, err := a.bearer(ctx, k)
 	if err == nil {
-		a.known.put(h, knownToken{p, k.ID, k.ExpiresAt, looked})
+		a.known.put(h, knownToken{p, k.Path, k.ID, k.ExpiresAt, looked})
 	}
-	return p, err
+	return p, k.Path, err
 }
 
 // knownTokens are those that were looked up a moment ago. What another replica
@@ -61,6 +68,7 @@ type knownTokens struct {
 
 type knownToken struct {
 	who     plane.Principal
+	path    string
 	id      string
 	expires time.Time
 	looked  time.Time // by this machine's steady clock
@@ -71,14 +79,14 @@ const (
 	maxKnown = 10_000
 )
 
-func (k *knownTokens) get(hash string, now time.Time) (plane.Principal, bool) {
+func (k *knownTokens) get(hash string, now time.Time) (knownToken, bool) {
 	k.mu.Lock()
 	t, ok := k.by[hash]
 	k.mu.Unlock()
 	if !ok || time.Since(t.looked) > knownFor || !t.expires.IsZero() && !now.Before(t.expires) {
-		return plane.Principal{}, false
+		return knownToken{}, false
 	}
-	return t.who, true
+	return t, true
 }
 
 func (k *knownTokens) put(hash string, t knownToken) {
@@ -101,9 +109,38 @@ func (k *knownTokens) forget() {
 	clear(k.by)
 }
 
-// Token is what a token that somebody showed stands for.
+// Token is what a token that somebody showed stands for. A client's opens its MCP endpoint
+// and nothing that is asked about here.
 func (a *Authenticator) Token(ctx context.Context, shown secret.Text) (plane.Principal, error) {
-	return a.token(ctx, shown)
+	p, path, err := a.token(ctx, shown)
+	if err == nil && path != "" {
+		return plane.Principal{}, plane.Errorf(plane.Unauthenticated, "A client's token opens its MCP endpoint and nothing else.").Then("patchbay tokens create --agent")
+	}
+	return p, err
+}
+
+// Forget has every token looked up again: something was revoked.
+func (a *Authenticator) Forget() { a.known.forget() }
+
+// People are all who were seen.
+func (a *Authenticator) People(ctx context.Context) ([]plane.Person, error) {
+	return a.o.Store.People(ctx)
+}
+
+// RevokePerson shuts a person out at once, everywhere, or lets them in again.
+func (a *Authenticator) RevokePerson(ctx context.Context, by plane.Principal, id string, out bool) error {
+	action := "person.revoke"
+	if !out {
+		action = "person.restore"
+	}
+	err := a.o.Store.Write(ctx, func(t plane.Tx) error {
+		if err := a.o.Store.RevokePerson(t, id, out); err != nil {
+			return err
+		}
+		return a.o.Store.AddAudit(t, plane.AuditEntry{Who: by.ID, Action: action, What: id, Decision: "allow"})
+	})
+	a.known.forget()
+	return err
 }
 
 // bearer is what a token stands for. A person's has no more than its person has

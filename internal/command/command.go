@@ -100,6 +100,8 @@ type Deps struct {
 	Egress   func(ctx context.Context, f plane.EgressFilter) ([]plane.EgressRecord, error)
 	Stats    func(ctx context.Context, since time.Time, slot time.Duration, f plane.CallFilter) (plane.CallStats, error)
 	Tokens   Tokens
+	People   People
+	Clients  Clients
 	Keys     Keys
 	Reload   func(ctx context.Context) (string, error) // reads the config file again
 	SignIn   func() (string, error)                    // a new one-time sign-in link
@@ -124,7 +126,7 @@ type Registry struct {
 // New makes the commands.
 func New(d Deps) *Registry {
 	r := &Registry{byName: map[string]*Command{}}
-	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), driftCommands(d), adminCommands(d), approvalCommands(d), callCommands(d), auditCommands(d), evidenceCommands(d), registryCommands(d), proposalCommands(d), destinationCommands(d), importCommands(d), egressCommands(d), []*Command{statsCommand(d)}) {
+	for _, c := range slices.Concat(statusCommands(d), runCommands(d), mcpCommands(d), connectCommands(d), manageCommands(d), governCommands(d), driftCommands(d), adminCommands(d), clientCommands(d), peopleCommands(d), approvalCommands(d), callCommands(d), auditCommands(d), evidenceCommands(d), registryCommands(d), proposalCommands(d), destinationCommands(d), importCommands(d), egressCommands(d), []*Command{statsCommand(d)}) {
 		r.byName[c.Name] = c
 		r.names = append(r.names, c.Name)
 	}

@@ -47,7 +47,7 @@ func (o *Object) Decode(ctx *kong.DecodeContext) error {
 var groups = map[string]string{"mcp": "MCP servers and their tools.", "runs": "Runs of agents.", "agents": "Agents.",
 	"approvals": "Calls that wait for a person.", "rules": "What people allowed always.", "calls": "Calls of runs and clients.", "audit": "What was decided and done.",
 	"registry": "Servers on offer.", "proposals": "Servers that teams have, and those proposed to them.", "destinations": "Hosts that agents may reach by name.", "secrets": "Secrets that destinations name.", "egress": "The credential gateway.",
-	"tokens": "API and agent tokens.", "keys": "The key ring.", "config": "The config file and what was added beside it."}
+	"clients": "MCP clients that people signed in.", "people": "Who was seen here.", "tokens": "API and agent tokens.", "keys": "The key ring.", "config": "The config file and what was added beside it."}
 
 // Extra is a verb of one surface that is no command of the registry.
 type Extra struct {

@@ -25,18 +25,19 @@ type Bridge interface {
 
 // AgentsOptions of the agents' endpoint.
 type AgentsOptions struct {
-	Bridge  Bridge
-	Agent   func(slug string) (plane.Agent, bool)
-	Who     func(*http.Request) (plane.Principal, error)
-	MAC     func(purpose string, msg []byte) []byte // and its check, by the ring
-	Check   func(purpose string, msg, mac []byte) bool
-	Clock   plane.Clock
-	Log     *slog.Logger
-	Version string
-	Replica string                          // names this process in session ids
-	Ended   Ended                           // sessions that were ended before their time
-	Link    func(plane.ConnectionID) string // where a person signs a connection in
-	Reaches func(who plane.Principal, agent string, id plane.ConnectionID) bool
+	Bridge   Bridge
+	Agent    func(slug string) (plane.Agent, bool)
+	Who      func(*http.Request) (plane.Principal, error)
+	Metadata func(*http.Request) string              // where the endpoint's description stands
+	MAC      func(purpose string, msg []byte) []byte // and its check, by the ring
+	Check    func(purpose string, msg, mac []byte) bool
+	Clock    plane.Clock
+	Log      *slog.Logger
+	Version  string
+	Replica  string                          // names this process in session ids
+	Ended    Ended                           // sessions that were ended before their time
+	Link     func(plane.ConnectionID) string // where a person signs a connection in
+	Reaches  func(who plane.Principal, agent string, id plane.ConnectionID) bool
 	// Pass tells the replica of that name, or every other one, of a message about a
 	// request that is not here. Nil where there are no others.
 	Pass func(ctx context.Context, to, agent, session string, message []byte) error
@@ -201,7 +202,7 @@ func (a *Agents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	who, err := a.o.Who(r)
 	slug := strings.TrimPrefix(r.URL.Path, AgentsPath)
 	if err != nil {
-		challenge(w, r, err)
+		a.refuse(w, r, err)
 		return
 	}
 	agent, ok := a.o.Agent(slug)
@@ -214,7 +215,7 @@ func (a *Agents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "MCP is off for this agent. An operator sets agents."+slug+".mcp.enabled in patchbay.yaml.", http.StatusServiceUnavailable)
 		return
 	case who.Kind != plane.KindAgent && !who.Rights.Has(plane.MCPRead|plane.RunsWrite):
-		w.Header().Set("WWW-Authenticate", `Bearer realm="patchbay", error="insufficient_scope", scope="mcp:read runs:write"`)
+		w.Header().Set("WWW-Authenticate", challenge(r, a.o.Metadata, false, agentScopes)+`, error="insufficient_scope"`)
 		http.Error(w, "The token lacks the scopes mcp:read and runs:write.", http.StatusForbidden)
 		return
 	}
@@ -234,18 +235,34 @@ func (a *Agents) allowed(r *http.Request) bool {
 	return err == nil && who == c.who && ok && agent.MCP
 }
 
-// challenge says why a caller is not let in (RFC 6750 §3).
-func challenge(w http.ResponseWriter, r *http.Request, err error) {
+// Scopes that the endpoints take.
+const (
+	agentScopes   = "mcp:read runs:write"
+	commandScopes = "mcp:read mcp:write runs:read runs:write"
+)
+
+// challenge says what lets a caller in, and where it is described (RFC 6750, section 3; RFC
+// 9728, section 5.1).
+func challenge(r *http.Request, metadata func(*http.Request) string, unknown bool, scopes string) string {
+	text := `Bearer realm="patchbay"`
+	if metadata != nil {
+		text += `, resource_metadata="` + metadata(r) + `"`
+	}
+	text += `, scope="` + scopes + `"`
+	if unknown && r.Header.Get("Authorization") != "" {
+		text += `, error="invalid_token"`
+	}
+	return text
+}
+
+// refuse says why a caller is not let in.
+func (a *Agents) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if plane.KindOf(err) != plane.Unauthenticated {
 		http.Error(w, plane.Public(err).Message, http.StatusForbidden)
 		return
 	}
-	text := `Bearer realm="patchbay"`
-	if r.Header.Get("Authorization") != "" {
-		text += `, error="invalid_token"`
-	}
-	w.Header().Set("WWW-Authenticate", text)
-	http.Error(w, plane.Public(err).Message+" An agent's client sends the token that patchbay tokens create --agent AGENT makes, as Authorization: Bearer.", http.StatusUnauthorized)
+	w.Header().Set("WWW-Authenticate", challenge(r, a.o.Metadata, true, agentScopes))
+	http.Error(w, plane.Public(err).Message+" A client signs a person in (docs/agents.md), or sends the token that patchbay tokens create --agent AGENT makes, as Authorization: Bearer.", http.StatusUnauthorized)
 }
 
 func (a *Agents) server(slug string) *mcp.Server {

@@ -27,10 +27,11 @@ type Commands struct {
 	defs     func() ([]json.RawMessage, error) // made at the first listing
 }
 
-// New makes the endpoint. who tells the caller of a request.
-func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error)) http.Handler {
+// New makes the endpoint. who tells the caller of a request, metadata where the endpoint's
+// description stands.
+func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error), metadata func(*http.Request) string) http.Handler {
 	c := &Commands{registry: registry, who: who, defs: sync.OnceValues(func() ([]json.RawMessage, error) { return definitions(registry) })}
-	return refuseStrangers(who, &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
+	return refuseStrangers(who, metadata, &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
 		Instructions: "The commands of this Patchbay server."})
 }
 
@@ -63,7 +64,7 @@ func annotations(cmd *command.Command) map[string]bool {
 }
 
 // refuseStrangers answers 401 before anything of a request is read.
-func refuseStrangers(who func(*http.Request) (plane.Principal, error), next http.Handler) http.Handler {
+func refuseStrangers(who func(*http.Request) (plane.Principal, error), metadata func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, err := who(r)
 		if err == nil && p.Kind == plane.KindAgent {
@@ -74,7 +75,7 @@ func refuseStrangers(who func(*http.Request) (plane.Principal, error), next http
 			if plane.KindOf(err) != plane.Unauthenticated {
 				code = http.StatusForbidden
 			}
-			w.Header().Set("WWW-Authenticate", `Bearer realm="patchbay"`)
+			w.Header().Set("WWW-Authenticate", challenge(r, metadata, code == http.StatusUnauthorized, commandScopes))
 			http.Error(w, plane.Public(err).Message, code)
 			return
 		}

@@ -36,6 +36,9 @@ const (
 	prefixTicket     = "tkt_"
 	prefixToken      = "tok_"
 	prefixRevocation = "rvk_"
+	prefixClient     = "clt_"
+	prefixAuthorized = "aut_"
+	prefixSignIn     = "sgn_"
 )
 
 // NewConnectionID makes an id; now gives its time part.
@@ -70,6 +73,15 @@ func NewTicketID(now time.Time) string { return newID(prefixTicket, now) }
 
 // NewTokenID makes an id; now gives its time part.
 func NewTokenID(now time.Time) string { return newID(prefixToken, now) }
+
+// NewClientID makes an id; now gives its time part.
+func NewClientID(now time.Time) string { return newID(prefixClient, now) }
+
+// NewAuthorizationID makes an id; now gives its time part.
+func NewAuthorizationID(now time.Time) string { return newID(prefixAuthorized, now) }
+
+// NewSignInID makes an id; now gives its time part.
+func NewSignInID(now time.Time) string { return newID(prefixSignIn, now) }
 
 // NewRevocationID makes an id; now gives its time part.
 func NewRevocationID(now time.Time) string { return newID(prefixRevocation, now) }

@@ -49,6 +49,11 @@ type Limits struct {
 	TicketLife          time.Duration `yaml:"ticket_life"` // of a connect link, and of a started sign-in
 	ConnectionsPerScope int           `yaml:"connections_per_scope"`
 
+	ClientsRegistered int           `yaml:"clients_registered"` // that registered themselves and nobody has let in yet
+	ClientsPerMinute  int           `yaml:"clients_per_minute"` // that register themselves, at one replica
+	AccessLife        time.Duration `yaml:"access_life"`        // of a client's access token
+	ConsentLife       time.Duration `yaml:"consent_life"`       // until a person signs a client in again
+
 	Sandboxes        int           `yaml:"sandboxes"`          // stdio servers that run at once
 	SandboxMemory    int           `yaml:"sandbox_memory"`     // resident bytes of all processes of one
 	SandboxProcesses int           `yaml:"sandbox_processes"`  // of one, with threads
@@ -76,6 +81,7 @@ func DefaultLimits() Limits {
 		SessionsPerConnection: 256, SessionIdle: 5 * time.Minute,
 		ToolsOffered: 40, FingerprintMaxAge: time.Minute, IngressSessions: 1000, IngressIdle: 30 * time.Minute, AgentCalls: 256, ConnectionCalls: 128, RunLease: 30 * time.Second,
 		TicketLife: 10 * time.Minute, ConnectionsPerScope: 200,
+		ClientsRegistered: 1000, ClientsPerMinute: 60, AccessLife: time.Hour, ConsentLife: 30 * 24 * time.Hour,
 		Sandboxes: 64, SandboxMemory: 512 << 20, SandboxProcesses: 128, SandboxFiles: 256, SandboxFileBytes: 256 << 20, SandboxCPU: time.Hour,
 		ProposalsPerMinute: 10, ProposalsWaiting: 100, ProposalLife: 30 * 24 * time.Hour,
 	}
@@ -115,6 +121,7 @@ func (l Limits) Validate() error {
 		{"agent_calls", int64(l.AgentCalls)}, {"connection_calls", int64(l.ConnectionCalls)},
 		{"run_lease", int64(l.RunLease)}, {"drain", int64(l.Drain)}, {"ticket_life", int64(l.TicketLife)},
 		{"connections_per_scope", int64(l.ConnectionsPerScope)},
+		{"clients_registered", int64(l.ClientsRegistered)}, {"clients_per_minute", int64(l.ClientsPerMinute)}, {"access_life", int64(l.AccessLife / time.Second)}, {"consent_life", int64(l.ConsentLife / time.Minute)},
 		{"sandboxes", int64(l.Sandboxes)}, {"sandbox_memory", int64(l.SandboxMemory)}, {"sandbox_processes", int64(l.SandboxProcesses)},
 		{"sandbox_files", int64(l.SandboxFiles)}, {"sandbox_file_bytes", int64(l.SandboxFileBytes)}, {"sandbox_cpu", int64(l.SandboxCPU / time.Second)},
 		{"proposals_per_minute", int64(l.ProposalsPerMinute)}, {"proposals_waiting", int64(l.ProposalsWaiting)}, {"proposal_life", int64(l.ProposalLife)},

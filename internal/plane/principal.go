@@ -150,6 +150,8 @@ type Person struct {
 	Email  string // verified, or ""
 	Name   string
 	SeenAt time.Time
+
+	RevokedAt time.Time // an admin shut them out; zero for nobody did
 }
 
 // Token is an API or agent token as it is stored: its hash, never itself.
@@ -166,6 +168,9 @@ type Token struct {
 	ExpiresAt time.Time // zero: never
 	UsedAt    time.Time
 	RevokedAt time.Time
+
+	// Path is the one path that a client's access token opens; "" for others.
+	Path string
 }
 
 // WebSession is a signed-in browser. Its cookie's value is not stored.

@@ -37,7 +37,9 @@ func (s *Store) Identify(t plane.Tx, subject, email, name string) (plane.Person,
 		WHERE excluded.email <> '' OR excluded.id = ?`, p.ID, email, name, plane.Micros(t.Now()), subject); err != nil {
 		return p, err
 	}
-	err := x.each(func(r *sql.Rows) error { return r.Scan(&p.Email, &p.Name) }, `SELECT email, name FROM principals WHERE id = ?`, p.ID)
+	var revoked int64
+	err := x.each(func(r *sql.Rows) error { return r.Scan(&p.Email, &p.Name, &revoked) }, `SELECT email, name, revoked_at FROM principals WHERE id = ?`, p.ID)
+	p.RevokedAt = plane.FromMicros(revoked)
 	return p, err
 }
 
@@ -45,11 +47,11 @@ func (s *Store) Identify(t plane.Tx, subject, email, name string) (plane.Person,
 func (s *Store) Person(ctx context.Context, id string) (plane.Person, error) {
 	var p plane.Person
 	err := s.one(ctx, "person", func(r *sql.Rows) error {
-		var seen int64
-		err := r.Scan(&p.ID, &p.Email, &p.Name, &seen)
-		p.SeenAt = plane.FromMicros(seen)
+		var seen, revoked int64
+		err := r.Scan(&p.ID, &p.Email, &p.Name, &seen, &revoked)
+		p.SeenAt, p.RevokedAt = plane.FromMicros(seen), plane.FromMicros(revoked)
 		return err
-	}, `SELECT id, email, name, seen_at FROM principals WHERE id = ? OR id = (SELECT person FROM identities WHERE subject = ?)`, id, id)
+	}, `SELECT id, email, name, seen_at, revoked_at FROM principals WHERE id = ? OR id = (SELECT person FROM identities WHERE subject = ?)`, id, id)
 	return p, err
 }
 

@@ -16,26 +16,27 @@ type place struct {
 
 // places are all columns of sealed blobs. What is not here is never sealed anew.
 var places = map[string]place{
-	"credential":   {table: "credentials", blob: "blob", text: "connection"},
-	"ticket":       {table: "tickets", blob: "pending", text: "hash"},
-	"client":       {table: "oauth_clients", blob: "blob", text: "issuer || ' ' || redirect"},
-	"revocation":   {table: "revocations", blob: "blob", text: "id"},
-	"run.prompt":   {table: "runs", blob: "prompt", text: "id"},
-	"run.answer":   {table: "runs", blob: "answer", text: "id"},
-	"message":      {table: "messages", blob: "body", text: "run", num: "seq"},
-	"event":        {table: "run_events", blob: "data", text: "run", num: "seq"},
-	"result.body":  {table: "results", blob: "body", text: "run || ' ' || id"},
-	"result.whole": {table: "results", blob: "whole", text: "run || ' ' || id"},
-	"approval":     {table: "approvals", blob: "args", text: "id"},
-	"memory":       {table: "memories", blob: "body", text: "id"},
-	"authority":    {table: "authorities", blob: "blob", text: "name"},
-	"chat":         {table: "chat_work", blob: "body", text: "id"},
-	"secret":       {table: "secrets", blob: "blob", text: "team || ' ' || ref"},
+	"credential":    {table: "credentials", blob: "blob", text: "connection"},
+	"ticket":        {table: "tickets", blob: "pending", text: "hash"},
+	"client":        {table: "oauth_clients", blob: "blob", text: "issuer || ' ' || redirect"},
+	"revocation":    {table: "revocations", blob: "blob", text: "id"},
+	"run.prompt":    {table: "runs", blob: "prompt", text: "id"},
+	"run.answer":    {table: "runs", blob: "answer", text: "id"},
+	"message":       {table: "messages", blob: "body", text: "run", num: "seq"},
+	"event":         {table: "run_events", blob: "data", text: "run", num: "seq"},
+	"result.body":   {table: "results", blob: "body", text: "run || ' ' || id"},
+	"result.whole":  {table: "results", blob: "whole", text: "run || ' ' || id"},
+	"approval":      {table: "approvals", blob: "args", text: "id"},
+	"memory":        {table: "memories", blob: "body", text: "id"},
+	"authority":     {table: "authorities", blob: "blob", text: "name"},
+	"chat":          {table: "chat_work", blob: "body", text: "id"},
+	"client.answer": {table: "signins", blob: "answer", text: "id"},
+	"secret":        {table: "secrets", blob: "blob", text: "team || ' ' || ref"},
 }
 
 // SealedPlaces lists the places of sealed blobs, credentials first.
 func SealedPlaces() []string {
-	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole", "approval", "memory", "chat", "secret", "authority"}
+	return []string{"credential", "ticket", "client", "revocation", "run.prompt", "run.answer", "message", "event", "result.body", "result.whole", "approval", "memory", "chat", "client.answer", "secret", "authority"}
 }
 
 // The key's id stands in bytes 2 to 9 of a blob (see secret.Ring).

@@ -47,6 +47,7 @@ func (p *Pages) governPages() {
 		return "The config file is read again.", "/settings", do(v, "config.reload", &command.ConfigInput{})
 	}})
 	p.page("/settings/tokens", pageDef{at: "/settings", show: func(v *visit) (templ.Component, error) { return showTokens(v, nil) }, act: changeTokens})
+	p.page("/settings/clients", pageDef{at: "/settings", show: showClients, act: revokeClient})
 	p.page("/settings/keys", pageDef{at: "/settings", show: func(v *visit) (templ.Component, error) {
 		v.title = "Keys"
 		k, err := ask[command.KeysStatus](v, "keys.status", &command.KeysStatusInput{Recent: true})

@@ -9,6 +9,7 @@ import (
 
 // signIn sends a browser to the company's own sign-in.
 func (p *Pages) signIn(w http.ResponseWriter, r *http.Request) {
+	opened(w)
 	to, cookie, err := p.o.Auth.Begin(r.Context(), r.URL.Query().Get("next"))
 	if err != nil {
 		p.problem(w, r, err)
@@ -20,6 +21,7 @@ func (p *Pages) signIn(w http.ResponseWriter, r *http.Request) {
 
 // signedIn takes it back.
 func (p *Pages) signedIn(w http.ResponseWriter, r *http.Request) {
+	opened(w)
 	cookies, next, err := p.o.Auth.Finish(r.Context(), r)
 	if err != nil {
 		p.o.Log.Warn("a person could not be signed in", "err", err, "cause", plane.Public(err).Cause)
@@ -49,7 +51,7 @@ func (p *Pages) local(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		http.SetCookie(w, c)
-		http.Redirect(w, r, "/", http.StatusSeeOther)
+		http.Redirect(w, r, next(w, r), http.StatusSeeOther)
 	default:
 		w.Header().Set("Allow", "GET, POST")
 		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "This address shows a page and takes its form.", "", ""))

@@ -22,6 +22,7 @@ import (
 	"github.com/a-h/templ"
 
 	"patchbay/internal/authn"
+	"patchbay/internal/authserver"
 	"patchbay/internal/command"
 	"patchbay/internal/consent"
 	"patchbay/internal/plane"
@@ -53,6 +54,7 @@ var cssPath, jsPath = hashed(".css", stylesheet), hashed(".js", script)
 // Options of the pages.
 type Options struct {
 	Auth      *authn.Authenticator
+	Clients   *authserver.Server
 	Consent   *consent.Service
 	Commands  *command.Registry
 	Log       *slog.Logger
@@ -82,6 +84,7 @@ func New(o Options) *Pages {
 	p.governPages()
 	p.mux.HandleFunc("POST /preferences/theme", p.theme)
 	p.mux.HandleFunc("GET /connections/events", p.watchConnections)
+	p.mux.HandleFunc(authserver.AuthorizePath, p.authorize)
 	p.mux.HandleFunc("GET "+authn.SignInPath, p.signIn)
 	p.mux.HandleFunc("GET "+authn.CallbackPath, p.signedIn)
 	p.mux.HandleFunc(authn.LocalPath+"{code}", p.local)
