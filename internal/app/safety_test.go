@@ -131,7 +131,7 @@ func TestCommandsOverMCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	l, err := c.ListTools(t.Context())
-	if err != nil || len(l.Tools) != 68 {
+	if err != nil || len(l.Tools) != 73 {
 		t.Fatalf("%d tools, %v", len(l.Tools), err)
 	}
 	for args, want := range map[string]string{`{"limit":5}`: `"runs":[]`, `{"limit":-1}`: "invalid_input", `{"nope":1}`: "invalid_input"} {

@@ -141,7 +141,7 @@ func (a *App) maintain(ctx context.Context) {
 	a.work.Go(func() { declare(true) })
 	every(time.Minute, func() { declare(false) })
 	every(time.Minute, func() {
-		if err := errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx), a.store.SweepClients(ctx, a.o.Clock.Now().Add(-clientKept))); err != nil && ctx.Err() == nil {
+		if err := a.Sweep(ctx); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("upkeep did not end", "err", err)
 		}
 	})
@@ -163,6 +163,12 @@ func (a *App) maintain(ctx context.Context) {
 			}
 		}
 	})
+}
+
+// Sweep ends what is over by now: links, tokens to revoke, clients and their sign-ins. A test
+// ticks by it where serve does so by itself.
+func (a *App) Sweep(ctx context.Context) error {
+	return errors.Join(a.consent.Sweep(ctx), a.conns.RevokeDue(ctx), a.store.SweepClients(ctx, a.o.Clock.Now().Add(-clientKept)))
 }
 
 // lostEvery is how often it is looked whether a record was lost.
