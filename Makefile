@@ -56,6 +56,7 @@ fuzz: deps
 	go test -run '^$$$$' -fuzz '^FuzzVisible$$$$' -fuzztime 70000x -fuzzminimizetime 500x ./internal/bridge
 	go test -run '^$$$$' -fuzz '^FuzzCheckURL$$$$' -fuzztime 280000x -fuzzminimizetime 500x ./internal/netguard
 	go test -run '^$$$$' -fuzz '^FuzzChallenges$$$$' -fuzztime 280000x -fuzzminimizetime 500x ./internal/oauth
+	go test -run '^$$$$' -fuzz '^FuzzRedirect$$$$' -fuzztime 60000x -fuzzminimizetime 500x ./internal/authserver
 	go test -run '^$$$$' -fuzz '^FuzzWords$$$$' -fuzztime 14000x -fuzzminimizetime 500x ./internal/command
 	go test -run '^$$$$' -fuzz '^FuzzParse$$$$' -fuzztime 8000x -fuzzminimizetime 500x ./internal/registry
 	go test -run '^$$$$' -fuzz '^FuzzHead$$$$' -fuzztime 200000x -fuzzminimizetime 500x ./internal/egress

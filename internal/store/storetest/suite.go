@@ -58,6 +58,8 @@ func Exercise(t *testing.T, open func(t *testing.T, clock plane.Clock) *store.St
 		{"credentials and the states of a connection", credentials},
 		{"a ticket moves by compare and swap", tickets},
 		{"people, sessions and tokens", people},
+		{"clients sign in", clientsSignIn},
+		{"people are shut out", peopleAreShutOut},
 		{"chat work is held by one and cards are good once", chat},
 		{"sealed blobs", sealed},
 		{"locks", locks},
