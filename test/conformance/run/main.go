@@ -65,6 +65,9 @@ func main() {
 	if err := runServers(patchbay, sheet); err != nil {
 		log.Fatal(err)
 	}
+	if err := runAuthorization(patchbay, sheet); err != nil {
+		log.Fatal(err)
+	}
 	for _, s := range suites {
 		if err := s.run(client, sheet); err != nil {
 			log.Fatal(err)

@@ -1,0 +1,243 @@
+//go:build long
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/auth"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/modelcontextprotocol/go-sdk/oauthex"
+
+	"patchbay/internal/fake"
+	"patchbay/test/peers"
+)
+
+// door is an install with one tool, a person's browser, and a place for clients' metadata
+// documents.
+type door struct {
+	*daemon
+	b    *browser
+	port int
+	docs string // address of a metadata document
+}
+
+// doorLife is so short that every call some seconds later takes a refresh.
+const doorLife = 2 * time.Second
+
+func newDoor(t *testing.T) *door {
+	t.Helper()
+	m := fake.NewMCP(t, fake.Tool("look", `"annotations":{"readOnlyHint":true}`))
+	far := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(map[string]any{"client_id": "https://" + r.Host + "/client.json", "client_name": "Peer by document", "redirect_uris": []string{"http://127.0.0.1/callback"},
+			"grant_types": []string{"authorization_code", "refresh_token"}, "response_types": []string{"code"}, "token_endpoint_auth_method": "none"})
+	}))
+	t.Cleanup(far.Close)
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	if err := os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: far.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := &door{port: peers.FreePort(t), docs: far.URL + "/client.json"}
+	d.daemon = serveOn(t, d.port, fmt.Sprintf("limits: {access_life: %s}\negress: {allow: [{to: %q, for: [mine]}, {to: %q, for: [\"clients:documents\"]}]}\n",
+		doorLife, m.URL, strings.TrimPrefix(far.URL, "https://")), "SSL_CERT_FILE="+roots)
+	d.must("mcp", "add", "mine", m.Endpoint())
+	// What a kill leaves open of a query holds nothing up.
+	var l struct{ Tools []struct{ Fingerprint string } }
+	d.json(&l, "mcp", "tools", "mine")
+	d.must("mcp", "classify", "mine", "look", "query", "--fingerprint", l.Tools[0].Fingerprint)
+	d.b = d.signedIn(t)
+	return d
+}
+
+// letsIn is the person's part: they look at what a client asks, and press the button.
+func (d *door) letsIn(at, name string) {
+	d.t.Helper()
+	d.b.open(at)
+	d.b.says("Let " + name + " use general?")
+	d.b.says("a program on this computer")
+	d.b.press("Let it in")
+	d.b.until("Back at the client")
+}
+
+// callbacks is where a client is come back to.
+func callbacks(t *testing.T) (redirect string, came chan url.Values) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	came = make(chan url.Values, 1)
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "<title>Back at the client</title>")
+		if r.URL.Path == "/callback" {
+			came <- r.URL.Query()
+		}
+	})}
+	go s.Serve(l)
+	t.Cleanup(func() { s.Close() })
+	return "http://" + l.Addr().String() + "/callback", came
+}
+
+// TestSignInOfTheGoSDK: the Go SDK's client registers, or is named by its document, has its
+// person let it in, calls, refreshes and goes on after the server was killed.
+func TestSignInOfTheGoSDK(t *testing.T) {
+	d := newDoor(t)
+	for _, by := range []string{"registration", "document"} {
+		t.Run(by, func(t *testing.T) {
+			redirect, came := callbacks(t)
+			name := "Go peer"
+			cfg := &auth.AuthorizationCodeHandlerConfig{RedirectURL: redirect, RequestRefreshToken: true}
+			if by == "document" {
+				name = "Peer by document"
+				cfg.ClientIDMetadataDocumentConfig = &auth.ClientIDMetadataDocumentConfig{URL: d.docs}
+			} else {
+				cfg.DynamicClientRegistrationConfig = &auth.DynamicClientRegistrationConfig{Metadata: &oauthex.ClientRegistrationMetadata{ClientName: name, RedirectURIs: []string{redirect},
+					GrantTypes: []string{"authorization_code", "refresh_token"}, ResponseTypes: []string{"code"}, TokenEndpointAuthMethod: "none"}}
+			}
+			asked := 0
+			cfg.AuthorizationCodeFetcher = func(_ context.Context, a *auth.AuthorizationArgs) (*auth.AuthorizationResult, error) {
+				asked++
+				d.letsIn(a.URL, name)
+				q := <-came
+				return &auth.AuthorizationResult{Code: q.Get("code"), State: q.Get("state"), Iss: q.Get("iss")}, nil
+			}
+			h, err := auth.NewAuthorizationCodeHandler(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := sdk.NewClient(&sdk.Implementation{Name: "peer", Version: "1"}, nil).Connect(t.Context(),
+				&sdk.StreamableClientTransport{Endpoint: fmt.Sprintf("http://127.0.0.1:%d/mcp/agents/general", d.port), OAuthHandler: h, DisableStandaloneSSE: true}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			call := func(when string) {
+				t.Helper()
+				out, err := c.CallTool(t.Context(), &sdk.CallToolParams{Name: "mcp__mine__look"})
+				if err != nil || out.IsError {
+					t.Fatalf("%s: %s %v", when, asJSON(t, out, err), err)
+				}
+			}
+			call("at once")
+			time.Sleep(doorLife + time.Second)
+			call("after a refresh")
+			d.killed()
+			call("after a kill")
+			time.Sleep(doorLife + time.Second)
+			call("after another refresh")
+			if asked != 1 {
+				t.Errorf("the person was asked %d times", asked)
+			}
+		})
+	}
+	if out := d.must("clients", "list"); !strings.Contains(out, "Go peer") || !strings.Contains(out, "Peer by document") {
+		t.Error(out)
+	}
+}
+
+// peer is a client in a process of its own.
+type peer struct {
+	t   *testing.T
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+func newPeer(t *testing.T, script string, env ...string) *peer {
+	t.Helper()
+	cmd := exec.Command(peers.Node(), filepath.Join(peers.Dir(), script))
+	cmd.Dir, cmd.Stderr = peers.Dir(), os.Stderr
+	cmd.Env = append(os.Environ(), env...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	p := &peer{t, in, bufio.NewScanner(out)}
+	p.out.Buffer(nil, 1<<20)
+	return p
+}
+
+func (p *peer) line() string {
+	p.t.Helper()
+	if !p.out.Scan() {
+		p.t.Fatal("the client ended")
+	}
+	return p.out.Text()
+}
+
+func (p *peer) say(line string) string {
+	p.t.Helper()
+	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
+		p.t.Fatal(err)
+	}
+	return p.line()
+}
+
+// TestSignInOfTheTypeScriptSDK: the same with the TypeScript SDK's client, in both eras.
+func TestSignInOfTheTypeScriptSDK(t *testing.T) {
+	d := newDoor(t)
+	for _, c := range []struct{ by, era string }{{"registration", "2025-11-25"}, {"document", "2026-07-28"}} {
+		t.Run(c.by, func(t *testing.T) {
+			env := []string{fmt.Sprintf("MCP_URL=http://127.0.0.1:%d/mcp/agents/general", d.port), "MCP_ERA=" + c.era, fmt.Sprintf("PORT=%d", peers.FreePort(t))}
+			name, client := "TypeScript peer", "clt_"
+			if c.by == "document" {
+				name, client = "Peer by document", d.docs
+				env = append(env, "CLIENT_DOCUMENT="+d.docs)
+			}
+			p := newPeer(t, "signin.mjs", env...)
+			at, ok := strings.CutPrefix(p.line(), "open ")
+			if !ok {
+				t.Fatal(at)
+			}
+			d.letsIn(at, name)
+			times := 0
+			call := func(when string) {
+				t.Helper()
+				var got struct {
+					Tools     []string
+					Text      string
+					Client    string
+					Times     int
+					Refreshes bool
+				}
+				said := p.say("call")
+				if err := json.Unmarshal([]byte(said), &got); err != nil || len(got.Tools) != 1 || !strings.HasPrefix(got.Client, client) || !got.Refreshes {
+					t.Fatalf("%s: %s %v", when, said, err)
+				}
+				times = got.Times
+			}
+			call("at once")
+			time.Sleep(doorLife + time.Second)
+			call("after a refresh")
+			if times < 2 {
+				t.Errorf("tokens were stored %d times", times)
+			}
+			d.killed()
+			time.Sleep(doorLife)
+			call("after a kill")
+		})
+	}
+}
