@@ -58,7 +58,9 @@ func newDoor(t *testing.T) *door {
 		doorLife, m.URL, strings.TrimPrefix(far.URL, "https://")), "SSL_CERT_FILE="+roots)
 	d.must("mcp", "add", "mine", m.Endpoint())
 	// What a kill leaves open of a query holds nothing up.
-	var l struct{ Tools []struct{ Fingerprint string } }
+	var l struct {
+		Tools []struct{ Fingerprint string }
+	}
 	d.json(&l, "mcp", "tools", "mine")
 	d.must("mcp", "classify", "mine", "look", "query", "--fingerprint", l.Tools[0].Fingerprint)
 	d.b = d.signedIn(t)
@@ -239,5 +241,21 @@ func TestSignInOfTheTypeScriptSDK(t *testing.T) {
 			time.Sleep(doorLife)
 			call("after a kill")
 		})
+	}
+}
+
+// TestSignInOfTheInspector: the MCP Inspector's pages sign in and list tools.
+func TestSignInOfTheInspector(t *testing.T) {
+	d := newDoor(t)
+	d.b.open(peers.Inspector(t, fmt.Sprintf("http://127.0.0.1:%d/mcp/agents/general", d.port)))
+	d.b.says("Disconnected")
+	d.b.eval(`(() => { document.querySelector('[role=switch]').click(); return '' })()`)
+	d.b.says("Let MCP Inspector use general?")
+	d.b.press("Let it in")
+	d.b.says("Connected")
+	d.b.eval(`(() => { [...document.querySelectorAll('label')].find(l => l.innerText.trim() === 'Tools').click(); return '' })()`)
+	d.b.says("mcp__mine__look")
+	if out := d.must("clients", "list"); !strings.Contains(out, "MCP Inspector") {
+		t.Error(out)
 	}
 }

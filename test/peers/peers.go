@@ -1,6 +1,6 @@
 // Package peers starts third-party MCP servers from npm for end-to-end tests.
 // They are installed by `npm ci` in this folder, where a stand-in takes the place of
-// vite: the Inspector brings it for its pages, and only its command line is used.
+// vite: the Inspector brings it to build its pages anew, which is not done here.
 // Test code only.
 package peers
 
@@ -84,6 +84,15 @@ func start(t testing.TB, script string, args ...string) string {
 	port := FreePort(t)
 	run(t, port, append([]string{script}, args...), fmt.Sprintf("PORT=%d", port))
 	return fmt.Sprintf("http://127.0.0.1:%d/mcp", port)
+}
+
+// Inspector starts the MCP Inspector's pages for one server and returns their address.
+func Inspector(t testing.TB, mcp string) string {
+	t.Helper()
+	port, apps := FreePort(t), FreePort(t)
+	run(t, port, []string{"node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js", "--web", mcp, "--transport", "http"},
+		"NODE_OPTIONS=--import="+filepath.Join(Dir(), "novite.mjs"), "HOME="+t.TempDir(), "MCP_AUTO_OPEN_ENABLED=false", "DANGEROUSLY_OMIT_AUTH=true", fmt.Sprintf("CLIENT_PORT=%d", port), fmt.Sprintf("MCP_SANDBOX_PORT=%d", apps))
+	return fmt.Sprintf("http://127.0.0.1:%d", port)
 }
 
 // run starts a script and waits until it listens on port.
