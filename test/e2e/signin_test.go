@@ -252,7 +252,8 @@ func TestSignInOfTheInspector(t *testing.T) {
 	d.b.eval(`(() => { document.querySelector('[role=switch]').click(); return '' })()`)
 	d.b.says("Let MCP Inspector use general?")
 	d.b.press("Let it in")
-	d.b.says("Connected")
+	d.b.says("Authentication succeeded")
+	d.b.says("Resources")
 	d.b.eval(`(() => { [...document.querySelectorAll('label')].find(l => l.innerText.trim() === 'Tools').click(); return '' })()`)
 	d.b.says("mcp__mine__look")
 	if out := d.must("clients", "list"); !strings.Contains(out, "MCP Inspector") {
