@@ -285,19 +285,14 @@ func (a *App) surfaces() {
 		mux.Handle(peerPath, a.peers)
 	}
 	a.cats.Changed, a.cats.Converted = a.listsChanged, a.refreshPolicy
-	machine := a.clients.Handler()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		if a.clients.Serves(r.URL.Path) {
-			machine.ServeHTTP(w, r)
-			return
-		}
 		if pages.Serves(r) {
 			pages.ServeHTTP(w, r)
 			return
 		}
 		rest.ServeHTTP(w, r)
 	})
-	a.handler = a.ending.closing(mux)
+	a.handler = a.ending.closing(a.forClients(mux))
 }
 
 // connectionPage is where a person looks at a connection and signs it in.

@@ -2,6 +2,7 @@ package app
 
 import (
 	"net"
+	"net/http"
 	"os"
 	"time"
 
@@ -104,4 +105,17 @@ func (a *App) origins() []string {
 		out = append(out, "http://"+net.JoinHostPort(host, port))
 	}
 	return out
+}
+
+// forClients serves what clients ask for without a person, some of it at paths below an
+// endpoint's, and leaves the rest to next.
+func (a *App) forClients(next http.Handler) http.Handler {
+	machine := a.clients.Handler()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if a.clients.Serves(r.URL.Path) {
+			machine.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }

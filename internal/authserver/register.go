@@ -73,6 +73,21 @@ type registered struct {
 	Ends     *int64 `json:"client_secret_expires_at,omitempty"`
 }
 
+// withoutPrivate leaves out redirect URIs with schemes of their own, where a client names
+// others beside: it is told what was registered (RFC 7591, section 3.2.1).
+func withoutPrivate(uris []string) []string {
+	var out []string
+	for _, u := range uris {
+		if c, _, err := redirect(u); err != nil || c != private {
+			out = append(out, u)
+		}
+	}
+	if len(out) == 0 {
+		return uris // all are: it is told why
+	}
+	return out
+}
+
 // register takes a client in. Until a person lets it in it can do nothing.
 func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 	now := s.o.Clock.Now()
@@ -97,6 +112,7 @@ func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, &refusal{code: "invalid_client_metadata", text: "token_endpoint_auth_method is none, client_secret_basic or client_secret_post."})
 		return
 	}
+	m.Redirects = withoutPrivate(m.Redirects)
 	c, err := m.client(plane.NewClientID(now), Registered)
 	if err != nil {
 		e := plane.Public(err)
