@@ -105,7 +105,7 @@ type plugged struct {
 	data string
 }
 
-// plug starts Patchbay with everything on: authentication, policy, approvals, claims,
+// plug starts Patchbay with everything on: a client that a person signed in, policy, approvals, claims,
 // ledger, evidence, taint, the sealed audit.
 // echo, big and sleep are reviewed as queries; note is an effect.
 func (b *bench) plug() (*plugged, error) {
@@ -132,8 +132,12 @@ func (b *bench) plug() (*plugged, error) {
 	if err := waitFor(addr, 20*time.Second); err != nil {
 		return p, err
 	}
-	var made struct{ Token string }
-	if err := b.cli(p, &made, "tokens", "create", "bench", "--agent", "general"); err != nil {
+	who, err := peers.NewPerson(b.app, p.data)
+	if err != nil {
+		return p, err
+	}
+	token, err := who.ClientToken("http://"+addr, "/mcp/agents/general")
+	if err != nil {
 		return p, err
 	}
 	if err := b.cli(p, nil, "mcp", "refresh", "up"); err != nil {
@@ -152,7 +156,7 @@ func (b *bench) plug() (*plugged, error) {
 			}
 		}
 	}
-	p.side = side{p.cmd.Process.Pid, rawload.Target{Host: addr, Path: "/mcp/agents/general", Token: made.Token}}
+	p.side = side{p.cmd.Process.Pid, rawload.Target{Host: addr, Path: "/mcp/agents/general", Token: token}}
 	return p, nil
 }
 

@@ -31,7 +31,7 @@ func main() {
 	app := flag.String("patchbay", "bin/patchbay", "the built patchbay")
 	rounds := flag.Int("rounds", 5, "interleaved rounds")
 	millis := flag.Int("ms", 1500, "length of one side of one round, in ms")
-	only := flag.String("only", "", "gateway, egress or pages measures that alone; egress-load loads the credential gateway for -ms, to be profiled; a tool's name (echo, note, big) loads it with that for -ms, to be profiled")
+	only := flag.String("only", "", "gateway, egress, pages or tokens measures that alone; egress-load loads the credential gateway for -ms, to be profiled; a tool's name (echo, note, big) loads it with that for -ms, to be profiled")
 	sessions := flag.Int("sessions", 64, "of such a load")
 	flag.Parse()
 	b := &bench{bin: *bin, app: *app, rounds: *rounds, millis: *millis, only: *only, sessions: *sessions, sheet: figures.New(os.Stdout)}
@@ -70,6 +70,9 @@ func (b *bench) run() error {
 	if b.only == "pages" {
 		return b.pages()
 	}
+	if b.only == "tokens" {
+		return b.tokens()
+	}
 	if b.only != "" && b.only != "gateway" {
 		return b.load()
 	}
@@ -89,6 +92,9 @@ func (b *bench) run() error {
 		return err
 	}
 	if err := b.pages(); err != nil {
+		return err
+	}
+	if err := b.tokens(); err != nil {
 		return err
 	}
 	return b.server()

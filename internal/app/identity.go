@@ -118,7 +118,7 @@ func (a *App) publicURL() string {
 }
 
 func (a *App) openIdentity() error {
-	o := authn.Options{Store: a.store, Clock: a.o.Clock, Log: a.o.Log, Local: a.cfg.localOnly(),
+	o := authn.Options{Store: a.store, Clock: a.o.Clock, Log: a.o.Log, Local: a.cfg.localOnly(), Fresh: a.replica.knows,
 		Secure: func() bool { return strings.HasPrefix(a.publicURL(), "https://") }}
 	if c := a.cfg.Identity.OIDC; c.Issuer != "" {
 		client, err := issuerClient(c.Issuer)

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"patchbay/internal/command"
 	"patchbay/internal/fake"
@@ -219,7 +220,7 @@ func (g *guest) opens(at, token string) int {
 		g.t.Fatal(err)
 	}
 	resp.Body.Close()
-	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
+	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden || resp.StatusCode >= 500 {
 		return resp.StatusCode
 	}
 	return http.StatusOK // what is let in may be told that it begins wrongly
@@ -291,4 +292,59 @@ func TestAClientSignsItsPersonIn(t *testing.T) {
 	if got := strings.Join(trail, ", "); !strings.Contains(got, "client.authorize allow") || !strings.Contains(got, "client.revoke allow") {
 		t.Errorf("%s", got)
 	}
+}
+
+// TestAClientAtTwoReplicas: what one replica gave holds at the other, a refresh that races
+// itself at both has one answer, and what is taken back at one is refused at the other
+// within a second, also where tokens are held in memory.
+func TestAClientAtTwoReplicas(t *testing.T) {
+	t.Parallel()
+	pg := cluster(t)
+	gate := newProxy(t, pg.URL)
+	here, there := start(t, "", onPostgres(pg.URL, "")), start(t, "", onPostgres(gate.url, ""))
+	g := newGuest(t, here, local(t, here), "general")
+	first := g.signIn()
+	other := *g
+	other.s, other.base, other.resource = there, "http://"+there.a.Addr(), "http://"+there.a.Addr()+"/mcp/agents/general"
+	if other.opens(other.resource, first.Access) != 200 {
+		t.Fatal("the other replica does not know the token")
+	}
+	got := make(chan tokens, 8)
+	for i := range cap(got) {
+		at := g
+		if i%2 == 1 {
+			at = &other
+		}
+		go func() { _, out := at.renew(first.Refresh, nil); got <- out }()
+	}
+	second := <-got
+	for range cap(got) - 1 {
+		if out := <-got; out.Access != second.Access || out.Refresh != second.Refresh || out.Access == "" {
+			t.Errorf("a refresh has two answers: %+v %+v", out, second)
+		}
+	}
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if other.opens(other.resource, second.Access) != 200 {
+			t.Fatal("it does not open")
+		}
+	}
+	gate.mute.Store(true) // it hears of nothing, and has to look
+	var l command.ClientsList
+	if err := here.do("clients.list", command.ClientsListInput{}, &l); err != nil || len(l.Clients) != 1 {
+		t.Fatalf("%+v %v", l, err)
+	}
+	if err := here.do("clients.revoke", command.ClientInput{ID: l.Clients[0].ID}, &command.ClientRow{}); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 2*time.Second, "the other replica refuses", func() bool { return other.opens(other.resource, second.Access) == 401 })
+	if status, out := other.renew(second.Refresh, nil); status != 400 || out.Error != "invalid_grant" {
+		t.Errorf("%d %+v", status, out)
+	}
+	third := g.signIn()
+	if other.opens(other.resource, third.Access) != 200 {
+		t.Error("a new sign-in does not open")
+	}
+	gate.hold.Store(true) // who cannot know what was revoked lets nobody in
+	within(t, 20*time.Second, "it lets nobody in", func() bool { return other.opens(other.resource, third.Access) == http.StatusServiceUnavailable })
+	gate.hold.Store(false)
 }

@@ -20,6 +20,7 @@ type replica struct {
 	turn    chan struct{} // one look at a time
 	changes string        // the stored connections' counter
 	ended   string        // that of sessions ended before their time
+	access  string        // that of what was revoked
 	seq     int64         // the newest catalog's place
 }
 
@@ -92,8 +93,22 @@ func (r *replica) look(ctx context.Context) error {
 		}
 		r.ended = c.Sessions
 	}
+	if c.Access != r.access {
+		r.a.auth.Forget()
+		r.access = c.Access
+	}
 	r.seen.Store(&began)
 	return nil
+}
+
+// knows reports that what others revoked up to a moment ago was taken in. On SQLite there are
+// no others.
+func (r *replica) knows() bool {
+	if r.a.store.Kind() == "sqlite" {
+		return true
+	}
+	at := r.seen.Load()
+	return at != nil && time.Since(*at) < viewLife
 }
 
 // fresh holds a decision to a view no older than viewLife. Where the database

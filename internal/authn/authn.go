@@ -63,6 +63,10 @@ type Options struct {
 	Access *Access     // nil when not configured
 	Local  bool        // loopback with nothing configured: the printed link signs in
 	Secure func() bool // the address that browsers use is https
+
+	// Fresh reports that whatever was revoked anywhere up to a second ago is known here,
+	// Forget having been called for it.
+	Fresh func() bool
 }
 
 // Authenticator tells callers apart.
@@ -250,6 +254,9 @@ func (a *Authenticator) identified(ctx context.Context, who identity) (plane.Per
 	})
 	if err == nil && !p.RevokedAt.IsZero() {
 		err = shutOut()
+	}
+	if p.Moved {
+		a.known.forget()
 	}
 	return p, err
 }

@@ -35,31 +35,34 @@ func (a *Authenticator) token(ctx context.Context, shown secret.Text) (who plane
 	default:
 		return bad()
 	}
-	if t, ok := a.known.get(h, a.o.Clock.Now()); ok {
+	if t, ok := a.known.get(h, a.o.Clock.Now(), a.o.Fresh); ok {
 		return t.who, t.path, nil
 	}
 	looked := time.Now()
-	k, err := find(ctx, h)
+	bound, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	k, err := find(bound, h)
 	if plane.KindOf(err) == plane.NotFound {
 		return bad()
 	}
 	if err != nil {
-		return plane.Principal{}, "", err
+		return plane.Principal{}, "", plane.Errorf(plane.Unavailable, "The database does not answer, so nobody can be told apart.").Then("Try again in a moment.").Because(err)
 	}
 	now := a.o.Clock.Now()
 	if !k.RevokedAt.IsZero() || !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) {
 		return bad()
 	}
 	a.note(h, func(t plane.Tx) error { return use(t, k.ID) })
-	p, err := a.bearer(ctx, k)
+	p, err := a.bearer(bound, k)
 	if err == nil {
 		a.known.put(h, knownToken{p, k.Path, k.ID, k.ExpiresAt, looked})
 	}
 	return p, k.Path, err
 }
 
-// knownTokens are those that were looked up a moment ago. What another replica
-// revokes is refused here within knownFor, what this one does at once.
+// knownTokens are those that were looked up not long ago. What another replica revokes is
+// refused here within a second, what this one does at once: one is used for so long alone
+// or, where it is known that nothing was revoked since, for a minute.
 type knownTokens struct {
 	mu      sync.Mutex
 	by      map[string]knownToken
@@ -76,17 +79,20 @@ type knownToken struct {
 
 const (
 	knownFor = time.Second
+	heldFor  = time.Minute
+	lookTime = 3 * time.Second // to look one up
 	maxKnown = 10_000
 )
 
-func (k *knownTokens) get(hash string, now time.Time) (knownToken, bool) {
+func (k *knownTokens) get(hash string, now time.Time, fresh func() bool) (knownToken, bool) {
 	k.mu.Lock()
 	t, ok := k.by[hash]
 	k.mu.Unlock()
-	if !ok || time.Since(t.looked) > knownFor || !t.expires.IsZero() && !now.Before(t.expires) {
+	if !ok || !t.expires.IsZero() && !now.Before(t.expires) {
 		return knownToken{}, false
 	}
-	return t, true
+	age := time.Since(t.looked)
+	return t, age <= knownFor || age <= heldFor && fresh != nil && fresh()
 }
 
 func (k *knownTokens) put(hash string, t knownToken) {

@@ -255,10 +255,21 @@ func challenge(r *http.Request, metadata func(*http.Request) string, unknown boo
 	return text
 }
 
+// refusalStatus is the status that somebody who is not let in is answered.
+func refusalStatus(err error) int {
+	switch plane.KindOf(err) {
+	case plane.Unauthenticated:
+		return http.StatusUnauthorized
+	case plane.Unavailable, plane.Internal:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusForbidden
+}
+
 // refuse says why a caller is not let in.
 func (a *Agents) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	if plane.KindOf(err) != plane.Unauthenticated {
-		http.Error(w, plane.Public(err).Message, http.StatusForbidden)
+	if code := refusalStatus(err); code != http.StatusUnauthorized {
+		http.Error(w, plane.Public(err).Message, code)
 		return
 	}
 	w.Header().Set("WWW-Authenticate", challenge(r, a.o.Metadata, true, agentScopes))

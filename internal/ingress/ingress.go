@@ -71,10 +71,7 @@ func refuseStrangers(who func(*http.Request) (plane.Principal, error), metadata 
 			err = plane.Errorf(plane.Forbidden, "An agent token opens its agent's endpoint, not the commands.")
 		}
 		if err != nil {
-			code := http.StatusUnauthorized
-			if plane.KindOf(err) != plane.Unauthenticated {
-				code = http.StatusForbidden
-			}
+			code := refusalStatus(err)
 			w.Header().Set("WWW-Authenticate", challenge(r, metadata, code == http.StatusUnauthorized, commandScopes))
 			http.Error(w, plane.Public(err).Message, code)
 			return

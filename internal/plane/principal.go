@@ -152,6 +152,7 @@ type Person struct {
 	SeenAt time.Time
 
 	RevokedAt time.Time // an admin shut them out; zero for nobody did
+	Moved     bool      // they have another address since this very sign-in
 }
 
 // Token is an API or agent token as it is stored: its hash, never itself.

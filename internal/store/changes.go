@@ -16,6 +16,7 @@ const (
 	metaConnections = "connections_changed"
 	metaCatalogs    = "catalogs_changed"
 	metaSessions    = "sessions_ended"
+	metaAccess      = "access_changed"
 	metaMinBinary   = "min_binary"
 )
 
@@ -28,6 +29,7 @@ type Changes = struct {
 	Connections string // differs after every change to a connection
 	Catalogs    int64  // the newest catalog's place
 	Sessions    string // differs after every session that was ended
+	Access      string // differs after every token, client or person that was revoked
 }
 
 // Changes reads where the database stands. A database that demands a newer
@@ -47,11 +49,13 @@ func (s *Store) Changes(ctx context.Context) (Changes, error) {
 			c.Catalogs, _ = strconv.ParseInt(value, 10, 64) // ours
 		case metaSessions:
 			c.Sessions = value
+		case metaAccess:
+			c.Access = value
 		case metaMinBinary:
 			least, _ = strconv.ParseInt(value, 10, 64)
 		}
 		return nil
-	}, `SELECT key, value FROM meta WHERE key IN ('connections_changed', 'catalogs_changed', 'sessions_ended', 'min_binary')`)
+	}, `SELECT key, value FROM meta WHERE key IN ('connections_changed', 'catalogs_changed', 'sessions_ended', 'access_changed', 'min_binary')`)
 	if err == nil && least > Binary {
 		err = tooOld(least)
 	}
@@ -86,6 +90,12 @@ func (s *Store) count(x *tx, key string) (int64, error) {
 
 func (s *Store) touchConnections(t plane.Tx) error {
 	_, err := s.count(own(t), metaConnections)
+	return err
+}
+
+// touchAccess says that what tokens stand for has changed.
+func (s *Store) touchAccess(x *tx) error {
+	_, err := s.count(x, metaAccess)
 	return err
 }
 

@@ -93,6 +93,9 @@ func (s *Store) Authorize(t plane.Tx, a *plane.Authorization) error {
 		a.ID, a.Person, a.Client, a.Name, a.Host, a.Print, a.Path, a.Team, int64(a.Rights), now, plane.Micros(a.ExpiresAt)); err != nil {
 		return err
 	}
+	if err := s.touchAccess(x); err != nil { // it may do less than before
+		return err
+	}
 	if err := x.each(func(r *sql.Rows) error { return r.Scan(&a.ID) },
 		`SELECT id FROM authorizations WHERE person = ? AND client = ? AND path = ? AND revoked_at = 0`, a.Person, a.Client, a.Path); err != nil {
 		return err
@@ -112,6 +115,9 @@ func (s *Store) RevokeAuthorization(t plane.Tx, id string) (bool, error) {
 	x := own(t)
 	now := plane.Micros(t.Now())
 	if _, err := x.exec(`UPDATE signins SET ended_at = ? WHERE authorized = ? AND ended_at = 0`, now, id); err != nil {
+		return false, err
+	}
+	if err := s.touchAccess(x); err != nil {
 		return false, err
 	}
 	return affected(x.exec(`UPDATE authorizations SET revoked_at = ? WHERE id = ? AND revoked_at = 0`, now, id))
@@ -179,7 +185,11 @@ func (s *Store) RotateSignIn(t plane.Tx, id string, from int, answer []byte) (bo
 
 // EndSignIn ends a sign-in with all its tokens; false when it was over.
 func (s *Store) EndSignIn(t plane.Tx, id string) (bool, error) {
-	return affected(own(t).exec(`UPDATE signins SET ended_at = ?, answer = ? WHERE id = ? AND ended_at = 0`, plane.Micros(t.Now()), []byte{}, id))
+	x := own(t)
+	if err := s.touchAccess(x); err != nil {
+		return false, err
+	}
+	return affected(x.exec(`UPDATE signins SET ended_at = ?, answer = ? WHERE id = ? AND ended_at = 0`, plane.Micros(t.Now()), []byte{}, id))
 }
 
 // AccessByHash is a client's access token as a token of its person, or not_found: revoked
@@ -203,6 +213,9 @@ func (s *Store) AccessByHash(ctx context.Context, hash string) (plane.Token, err
 func (s *Store) RevokePerson(t plane.Tx, id string, out bool) error {
 	x := own(t)
 	now := plane.Micros(t.Now())
+	if err := s.touchAccess(x); err != nil {
+		return err
+	}
 	if !out {
 		res, err := x.exec(`UPDATE principals SET revoked_at = 0 WHERE id = ? AND revoked_at > 0`, id)
 		return exactly(res, err, 1, plane.Errorf(plane.NotFound, "There is no such person, or they are not shut out."))

@@ -32,6 +32,10 @@ func (s *Store) Identify(t plane.Tx, subject, email, name string) (plane.Person,
 			return p, err
 		}
 	}
+	was := email
+	if err := x.each(func(r *sql.Rows) error { return r.Scan(&was) }, `SELECT email FROM principals WHERE id = ?`, p.ID); err != nil {
+		return p, err
+	}
 	if _, err := x.exec(`INSERT INTO principals (id, email, name, seen_at) VALUES (?, ?, ?, ?)
 		ON CONFLICT (id) DO UPDATE SET email = excluded.email, name = excluded.name, seen_at = excluded.seen_at
 		WHERE excluded.email <> '' OR excluded.id = ?`, p.ID, email, name, plane.Micros(t.Now()), subject); err != nil {
@@ -40,6 +44,9 @@ func (s *Store) Identify(t plane.Tx, subject, email, name string) (plane.Person,
 	var revoked int64
 	err := x.each(func(r *sql.Rows) error { return r.Scan(&p.Email, &p.Name, &revoked) }, `SELECT email, name, revoked_at FROM principals WHERE id = ?`, p.ID)
 	p.RevokedAt = plane.FromMicros(revoked)
+	if p.Moved = p.Email != was; err == nil && p.Moved {
+		err = s.touchAccess(x)
+	}
 	return p, err
 }
 
@@ -133,6 +140,10 @@ func (s *Store) UseToken(t plane.Tx, id string) error {
 
 // RevokeToken ends a token.
 func (s *Store) RevokeToken(t plane.Tx, id string) error {
-	res, err := own(t).exec(`UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at = 0`, plane.Micros(t.Now()), id)
-	return exactly(res, err, 1, plane.Errorf(plane.NotFound, "There is no such token, or it is revoked already."))
+	x := own(t)
+	res, err := x.exec(`UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at = 0`, plane.Micros(t.Now()), id)
+	if err := exactly(res, err, 1, plane.Errorf(plane.NotFound, "There is no such token, or it is revoked already.")); err != nil {
+		return err
+	}
+	return s.touchAccess(x)
 }

@@ -5,17 +5,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"html"
-	"io"
 	"net"
 	"net/http"
-	"net/http/cookiejar"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"time"
 
 	"patchbay/bench/figures"
@@ -27,74 +22,7 @@ import (
 
 var authorizationScenarios = []string{"authorization-server-metadata-endpoint", "authorization-code-grant"}
 
-// person is a browser that the server's owner signed in.
-type person struct{ http.Client }
-
-func newPerson(patchbay, dir string) (*person, error) {
-	out, err := exec.Command(patchbay, "--data", filepath.Join(dir, "data"), "signin").Output()
-	if err != nil {
-		return nil, fmt.Errorf("signin: %w", err)
-	}
-	link := regexp.MustCompile(`http://\S+`).FindString(string(out))
-	jar, err := cookiejar.New(nil)
-	if err != nil {
-		return nil, err
-	}
-	p := &person{http.Client{Jar: jar, Timeout: 20 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
-	_, err = p.press(link, nil)
-	return p, err
-}
-
-// press sends a page's form as the page would.
-func (p *person) press(at string, form url.Values) (string, error) {
-	req, err := http.NewRequest(http.MethodPost, at, strings.NewReader(form.Encode()))
-	if err != nil {
-		return "", err
-	}
-	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	req.Header.Set("Sec-Fetch-Site", "same-origin")
-	return p.read(p.Do(req))
-}
-
-func (p *person) read(resp *http.Response, err error) (string, error) {
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode >= 400 {
-		err = fmt.Errorf("%s: %s", resp.Status, b)
-	}
-	return string(b), err
-}
-
-var (
-	hidden  = regexp.MustCompile(`<input type="hidden" name="([a-z]+)" value="([^"]*)"`)
-	goesOn  = regexp.MustCompile(`http-equiv="refresh" content="0; url=([^"]+)"`)
-	address = regexp.MustCompile(`^http://\S+/oauth/authorize\?\S+`)
-)
-
-// letsIn opens the address that a client sends a person to, presses the button and goes
-// where the browser is sent.
-func (p *person) letsIn(at string) error {
-	page, err := p.read(p.Get(at))
-	if err != nil {
-		return err
-	}
-	form := url.Values{"do": {"allow"}}
-	for _, m := range hidden.FindAllStringSubmatch(page, -1) {
-		form.Add(m[1], html.UnescapeString(m[2]))
-	}
-	if page, err = p.press(at, form); err != nil {
-		return err
-	}
-	m := goesOn.FindStringSubmatch(page)
-	if m == nil {
-		return fmt.Errorf("the browser is sent nowhere: %s", page)
-	}
-	_, err = p.read(p.Get(html.UnescapeString(m[1])))
-	return err
-}
+var address = regexp.MustCompile(`^http://\S+/oauth/authorize\?\S+`)
 
 // runAuthorization starts a Patchbay that knows the suite's client, and runs the scenarios.
 func runAuthorization(patchbay string, sheet *figures.Sheet) error {
@@ -124,7 +52,7 @@ func runAuthorization(patchbay string, sheet *figures.Sheet) error {
 	if err := g.start(at, patchbay, "serve", "-c", file); err != nil {
 		return err
 	}
-	who, err := newPerson(patchbay, dir)
+	who, err := peers.NewPerson(patchbay, filepath.Join(dir, "data"))
 	if err != nil {
 		return err
 	}
@@ -144,7 +72,7 @@ func runAuthorization(patchbay string, sheet *figures.Sheet) error {
 	for lines.Scan() {
 		said.WriteString(lines.Text() + "\n")
 		if a := address.FindString(lines.Text()); a != "" {
-			if err := who.letsIn(a); err != nil {
+			if err := letsIn(who, a); err != nil {
 				fmt.Fprintln(os.Stderr, err) // the scenario fails by itself
 			}
 		}
@@ -152,6 +80,19 @@ func runAuthorization(patchbay string, sheet *figures.Sheet) error {
 	cmd.Wait() // a scenario that fails shows in the summary
 	score("authorization 0.2.0-alpha.12", said.String(), authorizationScenarios, sheet)
 	return lines.Err()
+}
+
+// letsIn has the person let the suite's client in, and goes back to it.
+func letsIn(who *peers.Person, at string) error {
+	to, err := who.LetsIn(at)
+	if err != nil {
+		return err
+	}
+	resp, err := http.Get(to)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }
 
 // score holds a summary to the scenarios that must be there.
