@@ -3,7 +3,10 @@ package app
 import (
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"patchbay/internal/authn"
@@ -37,6 +40,11 @@ const (
 )
 
 func (c *Config) checkClients() error {
+	for _, p := range c.TrustedProxies {
+		if _, err := proxy(p); err != nil {
+			return c.bad("trusted_proxies", "trusted_proxies: %q is neither an address nor a range of them, as 10.0.0.0/8.", p)
+		}
+	}
 	for id, k := range c.Clients.Known {
 		if k.Name == "" || len(id) > 200 {
 			return c.bad("clients.known", "clients.known: %q needs a name.", id)
@@ -71,7 +79,7 @@ func (a *App) openClients() error {
 	if err != nil {
 		return err
 	}
-	o := authserver.Options{Store: a.store, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log, Limits: a.cfg.Limits, Known: func() map[string]authserver.Known { return known },
+	o := authserver.Options{Store: a.store, Ring: a.ring, Clock: a.o.Clock, Log: a.o.Log, Limits: a.cfg.Limits, Known: known, Address: a.address,
 		Register: a.cfg.Clients.Register.On(), Origins: a.origins, Commands: commandsPath, Agents: ingress.AgentsPath,
 		Agent: func(slug string) (plane.Agent, bool) { return a.policy.Load().Agent(slug) },
 		May: func(who plane.Principal, r plane.Rights) plane.Rights {
@@ -118,4 +126,42 @@ func (a *App) forClients(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// address is whom a request comes from: its sender or, where that is a proxy that config
+// trusts, the last one before it that is not.
+func (a *App) address(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil || !a.cfg.trusts(host) {
+		return host
+	}
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for _, hop := range slices.Backward(hops) {
+		if hop = strings.TrimSpace(hop); hop != "" {
+			if host = hop; !a.cfg.trusts(hop) {
+				break
+			}
+		}
+	}
+	return host
+}
+
+// trusts reports whether an address is that of a proxy that config trusts.
+func (c *Config) trusts(host string) bool {
+	at, err := netip.ParseAddr(host)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(c.TrustedProxies, func(p string) bool {
+		prefix, err := proxy(p)
+		return err == nil && prefix.Contains(at.Unmap())
+	})
+}
+
+// proxy reads an entry of trusted_proxies: an address or a range of them.
+func proxy(text string) (netip.Prefix, error) {
+	if at, err := netip.ParseAddr(text); err == nil {
+		return at.Prefix(at.BitLen())
+	}
+	return netip.ParsePrefix(text)
 }

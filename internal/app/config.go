@@ -32,6 +32,8 @@ type Config struct {
 	OAuth    OAuthConfig    `yaml:"oauth"`
 	Clients  ClientsConfig  `yaml:"clients"`
 
+	TrustedProxies []string `yaml:"trusted_proxies"` // whose X-Forwarded-For counts
+
 	Models map[string]ModelConfig `yaml:"models"`
 	Agents map[string]AgentConfig `yaml:"agents"`
 	Org    Tier                   `yaml:"org"`

@@ -80,7 +80,8 @@ func (c *Config) checkIdentity() error {
 		case u.Scheme == "http" && !loopbackHost(u.Hostname()), u.Scheme != "http" && u.Scheme != "https":
 			return c.bad("public_url", "public_url must be https; http is for loopback only.")
 		}
-		c.Public = u.Scheme + "://" + u.Host
+		// As clients write it that read and write addresses (RFC 3986, section 6.2).
+		c.Public = strings.TrimSuffix(strings.ToLower(u.Scheme+"://"+u.Host), map[string]string{"https": ":443", "http": ":80"}[u.Scheme])
 	}
 	switch {
 	case o.Issuer != "" && o.ClientID == "":

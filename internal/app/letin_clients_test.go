@@ -9,6 +9,7 @@ import (
 	"html"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -28,12 +29,19 @@ type playback struct {
 // TestKnownClients: the requests of clients that people have, word for word but for what is
 // made at the time, with what each must be answered.
 func TestKnownClients(t *testing.T) {
-	t.Parallel()
 	files, err := filepath.Glob("testdata/clients/*.txtar")
-	if err != nil || len(files) < 5 {
+	if err != nil || len(files) < 6 {
 		t.Fatalf("%v %v", files, err)
 	}
-	s := start(t, "", "clients: {known: {cursor: {name: Cursor, redirect_uris: [\"cursor://anysphere.cursor-mcp/oauth/callback\"]}}}\n")
+	docs := map[string]string{} // of clients, by path
+	far := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, strings.ReplaceAll(docs[r.URL.Path], "{{far}}", "https://"+r.Host))
+	}))
+	t.Cleanup(far.Close)
+	trusting(t, far)
+	s := start(t, "", fmt.Sprintf("clients: {known: {cursor: {name: Cursor, redirect_uris: [\"cursor://anysphere.cursor-mcp/oauth/callback\"]}}}\negress: {allow: [{to: %q, for: [\"clients:documents\"]}]}\n",
+		strings.TrimPrefix(far.URL, "https://")))
 	sum := sha256.Sum256([]byte(strings.Repeat("v", 43)))
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
@@ -41,7 +49,11 @@ func TestKnownClients(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := &playback{t: t, s: s, v: local(t, s), vars: map[string]string{"base": "http://" + s.a.Addr(), "verifier": strings.Repeat("v", 43), "challenge": base64.RawURLEncoding.EncodeToString(sum[:])}}
+			r := &playback{t: t, s: s, v: local(t, s), vars: map[string]string{"base": "http://" + s.a.Addr(), "far": far.URL, "verifier": strings.Repeat("v", 43), "challenge": base64.RawURLEncoding.EncodeToString(sum[:])}}
+			for len(a.Files) > 0 && strings.HasPrefix(a.Files[0].Name, "serve ") {
+				docs[strings.TrimPrefix(a.Files[0].Name, "serve ")] = string(a.Files[0].Data)
+				a.Files = a.Files[1:]
+			}
 			for i := 0; i+1 < len(a.Files); i += 2 {
 				n, kind, _ := strings.Cut(a.Files[i].Name, " ")
 				if a.Files[i+1].Name != n+" answer" {
@@ -82,7 +94,11 @@ func (r *playback) play(kind, text string, want []string) {
 	g := &guest{t: r.t, s: r.s, v: r.v, base: r.vars["base"]}
 	at := r.vars["base"] + "/oauth/authorize?" + query
 	form, code, body := g.page(at)
-	if code != http.StatusOK || !strings.Contains(html.UnescapeString(body), "Let "+name+" use ") {
+	asks := "Let " + name + " use "
+	if button == "again" {
+		button, asks = "allow", "Go on with "+name+"?"
+	}
+	if code != http.StatusOK || !strings.Contains(html.UnescapeString(body), asks) {
 		r.t.Fatalf("%d %s", code, body)
 	}
 	form.Set("do", button)

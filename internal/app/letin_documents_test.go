@@ -16,31 +16,51 @@ import (
 	"patchbay/internal/store/storetest"
 )
 
+// farClient is where a client's metadata document stands.
+type farClient struct {
+	*httptest.Server
+	host, at        string
+	hidden          *httptest.Server // what a document must not lead to
+	fetched, inward atomic.Int32
+	serve           atomic.Value // http.HandlerFunc
+}
+
+func newFarClient(t *testing.T) *farClient {
+	t.Helper()
+	c := &farClient{}
+	c.hidden = httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { c.inward.Add(1) }))
+	t.Cleanup(c.hidden.Close)
+	c.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/other.json" { // whoever goes on finds what would do
+			given(map[string]any{"client_id": c.at, "redirect_uris": []string{guestBack}})(w, r)
+			return
+		}
+		c.fetched.Add(1)
+		c.serve.Load().(http.HandlerFunc)(w, r)
+	}))
+	t.Cleanup(c.Close)
+	trusting(t, c.Server)
+	c.host, c.at = strings.TrimPrefix(c.URL, "https://"), c.URL+"/client.json"
+	return c
+}
+
+// doc says what it is from now on.
+func (c *farClient) doc(change func(map[string]any)) {
+	m := map[string]any{"client_id": c.at, "client_name": "Far Client", "client_uri": c.URL + "/home", "redirect_uris": []string{guestBack, "https://guest.example/cb"}, "grant_types": []string{"authorization_code", "refresh_token"}}
+	if change != nil {
+		change(m)
+	}
+	c.serve.Store(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		given(m)(w, r)
+	}))
+}
+
 // TestAClientIsItsDocument: a client that is named by the address of its metadata document is
 // what that says, for as long as it may be kept; where it changes, the person is asked again.
 func TestAClientIsItsDocument(t *testing.T) {
-	var host string
-	var serve atomic.Value
-	fetched := atomic.Int32{}
-	far := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fetched.Add(1)
-		serve.Load().(http.HandlerFunc)(w, r)
-	}))
-	t.Cleanup(far.Close)
-	trusting(t, far)
-	host = strings.TrimPrefix(far.URL, "https://")
-	at := far.URL + "/client.json"
-	doc := func(change func(map[string]any)) {
-		m := map[string]any{"client_id": at, "client_name": "Far Client", "client_uri": far.URL + "/home", "redirect_uris": []string{guestBack, "https://guest.example/cb"}, "grant_types": []string{"authorization_code", "refresh_token"}}
-		if change != nil {
-			change(m)
-		}
-		serve.Store(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			w.Header().Set("Cache-Control", "max-age=60")
-			json.NewEncoder(w).Encode(m)
-		}))
-	}
+	c := newFarClient(t)
+	at, host, doc, fetched := c.at, c.host, c.doc, &c.fetched
 	doc(nil)
 	clock := storetest.NewClock()
 	s := startWith(t, "", fmt.Sprintf("egress: {allow: [{to: %q, for: [\"clients:documents\"]}]}\n", host), func(o *app.Options) { o.Clock, o.Local = clock, clock })
@@ -89,25 +109,15 @@ func TestAClientIsItsDocument(t *testing.T) {
 	if !silent() {
 		t.Error("the old document is asked about anew")
 	}
-	for name, bad := range map[string]http.HandlerFunc{
-		"a redirect inward": func(w http.ResponseWriter, r *http.Request) {
-			http.Redirect(w, r, "http://169.254.169.254/latest", 302)
-		},
-		"a redirect onward":  func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, far.URL+"/other.json", 302) },
-		"a page":             func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
-		"another client's":   given(map[string]any{"client_id": "https://claude.ai/client.json", "redirect_uris": []string{guestBack}}),
-		"no id":              given(map[string]any{"redirect_uris": []string{guestBack}}),
-		"no redirects":       given(map[string]any{"client_id": at}),
-		"a scheme":           given(map[string]any{"client_id": at, "redirect_uris": []string{"com.evil.app:/cb"}}),
-		"a secret":           given(map[string]any{"client_id": at, "redirect_uris": []string{guestBack}, "token_endpoint_auth_method": "client_secret_post"}),
-		"too long":           given(map[string]any{"client_id": at, "client_name": strings.Repeat("x", 20_000), "redirect_uris": []string{guestBack}}),
-		"a missing document": http.NotFound,
-	} {
-		serve.Store(bad)
+	for name, bad := range badDocuments(c.URL, c.hidden.URL) {
+		c.serve.Store(bad)
 		clock.Pass(61 * time.Second)
 		if _, code, body := g.page(g.asks(nil)); code != http.StatusBadRequest || strings.Contains(body, `value="allow"`) {
 			t.Errorf("%s: %d %s", name, code, body)
 		}
+	}
+	if c.inward.Load() != 0 {
+		t.Error("a redirect was followed inward")
 	}
 	before := fetched.Load()
 	for range 20 {
@@ -128,6 +138,24 @@ func TestAClientIsItsDocument(t *testing.T) {
 	g.v = newVisitor(t)
 	if _, code, _ := g.page(g.asks(nil)); code != http.StatusUnauthorized || fetched.Load() != strangers {
 		t.Errorf("a document is fetched for a stranger: %d", code)
+	}
+}
+
+// badDocuments are what a client's document must not be.
+func badDocuments(far, hidden string) map[string]http.HandlerFunc {
+	return map[string]http.HandlerFunc{
+		"a redirect inward": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, hidden, http.StatusFound)
+		},
+		"a redirect onward":  func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, far+"/other.json", http.StatusFound) },
+		"a page":             func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
+		"another client's":   given(map[string]any{"client_id": "https://claude.ai/client.json", "redirect_uris": []string{guestBack}}),
+		"no id":              given(map[string]any{"redirect_uris": []string{guestBack}}),
+		"no redirects":       given(map[string]any{"client_id": far + "/client.json"}),
+		"a scheme":           given(map[string]any{"client_id": far + "/client.json", "redirect_uris": []string{"com.evil.app:/cb"}}),
+		"a secret":           given(map[string]any{"client_id": far + "/client.json", "redirect_uris": []string{guestBack}, "token_endpoint_auth_method": "client_secret_post"}),
+		"too long":           given(map[string]any{"client_id": far + "/client.json", "client_name": strings.Repeat("x", 20_000), "redirect_uris": []string{guestBack}}),
+		"a missing document": http.NotFound,
 	}
 }
 

@@ -235,7 +235,7 @@ func TestAClientSignsItsPersonIn(t *testing.T) {
 	s.add("mine", m.Endpoint(), nil)
 	g := newGuest(t, s, local(t, s), "general")
 	_, _, body := g.page(g.asks(nil))
-	for _, want := range []string{"Let Guest use general?", "nobody has checked", "a program on this computer (127.0.0.1:3333)", "1 tool, of mine (1)", "30 days", "clients revoke"} {
+	for _, want := range []string{"Let Guest use general?", "nobody has checked", "a program on this computer, <code>127.0.0.1:3333</code>", "1 tool, of mine (1)", "30 days", "clients revoke"} {
 		if !strings.Contains(html.UnescapeString(body), want) {
 			t.Errorf("the page does not say %q", want)
 		}

@@ -106,6 +106,7 @@ func (a *App) maintain(ctx context.Context) {
 		})
 	}
 	every(time.Minute, a.agents.Reap)
+	every(time.Minute, a.clients.Tick)
 	every(time.Second, func() {
 		if err := a.auditor.Seal(ctx); err != nil && ctx.Err() == nil {
 			a.o.Log.Warn("the audit could not be sealed", "err", err)

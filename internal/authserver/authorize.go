@@ -53,8 +53,9 @@ type Ask struct {
 	Agent   string // "" for the commands
 	Address string
 	Wanted  plane.Rights
-	Team    string   // it was let in for
-	Teams   []string // that it may be let in for
+	Given   plane.Rights // what it was let in to do before
+	Team    string       // it was let in for
+	Teams   []string     // that it may be let in for
 	Life    time.Duration
 	Before  time.Time // when it was let in; zero for never
 	Print   string    // comes back with the answer
@@ -69,8 +70,10 @@ type Decision struct {
 }
 
 // Begin looks at what a client asks of a person who is signed in. It returns the question,
-// or, where the person let it in before, the address to send the browser back to.
-func (s *Server) Begin(ctx context.Context, query string, who plane.Principal) (ask Ask, back string, err error) {
+// or, where the person let it in before to go back to that very host, and looks at the page
+// themselves, the address to send the browser back to. A program on their own computer may
+// be another one every time, so that it is asked about again (RFC 8252, section 8.6).
+func (s *Server) Begin(ctx context.Context, query string, who plane.Principal, looks bool) (ask Ask, back string, err error) {
 	q, err := s.read(ctx, query, who)
 	if err != nil {
 		return Ask{}, "", err
@@ -80,15 +83,16 @@ func (s *Server) Begin(ctx context.Context, query string, who plane.Principal) (
 		return Ask{}, "", err
 	}
 	ask = s.ask(q, who)
-	known := err == nil && a.Live(s.o.Clock.Now()) && a.Print == q.client.print() && a.Rights&ask.Wanted == ask.Wanted
+	known := err == nil && a.Live(s.o.Clock.Now()) && a.Print == q.print() && a.Rights&ask.Wanted == ask.Wanted
 	if known {
-		ask.Before, ask.Team = a.CreatedAt, a.Team
+		ask.Before, ask.Team, ask.Given = a.CreatedAt, a.Team, a.Rights
 	}
+	silent := known && q.class == web && looks
 	switch {
-	case q.prompt == "none" && (!known || ask.Here):
+	case q.prompt == "none" && !silent:
 		return Ask{}, "", s.refusal(q, "consent_required", "A person has to be asked.")
-	case known && !ask.Here && q.prompt != "consent":
-		back, err = s.grant(ctx, q, who, &a)
+	case silent && q.prompt != "consent":
+		back, err = s.grant(ctx, q, who, &a, a.Rights&ask.Wanted)
 		return Ask{}, back, err
 	}
 	return ask, "", nil
@@ -102,10 +106,13 @@ func (s *Server) ask(q *request, who plane.Principal) Ask {
 	if u, err := url.Parse(q.client.id); err == nil && q.client.kind == Document {
 		a.Vouched = u.Host
 	}
+	if home, err := url.Parse(a.Home); q.client.kind == Registered && (err != nil || home.Host != q.host) {
+		a.Home = "" // anybody can name anybody's
+	}
 	if a.Name == "" {
 		a.Name = a.Returns
 	}
-	a.Print = digest(strings.Join([]string{q.client.print(), q.redirect, q.resource.Path, strings.Join(wanted.Names(), " "), who.ID}, "\x00"))
+	a.Print = digest(strings.Join([]string{q.print(), q.redirect, q.resource.Path, strings.Join(wanted.Names(), " "), who.ID}, "\x00"))
 	return a
 }
 
@@ -133,32 +140,52 @@ func (s *Server) Decide(ctx context.Context, query string, who plane.Principal, 
 	if rights == 0 {
 		return "", nil, plane.Errorf(plane.InvalidInput, "The client would be let in to do nothing.").At("scope").Then("Choose what it may do, or deny it.")
 	}
-	a := plane.Authorization{Person: who.ID, Client: q.client.id, Name: ask.Name, Host: ask.Returns, Print: q.client.print(), Path: q.resource.Path, Team: d.Team, Rights: rights}
-	back, err = s.grant(ctx, q, who, &a)
+	a := plane.Authorization{Person: who.ID, Client: q.client.id, Name: ask.Name, Host: ask.Returns, Print: q.print(), Path: q.resource.Path, Team: d.Team, Rights: rights}
+	old, err := s.o.Store.AuthorizationOf(ctx, who.ID, q.client.id, q.resource.Path)
+	switch {
+	case err == nil && old.Live(s.o.Clock.Now()):
+		a.Rights |= old.Rights &^ ask.Wanted // what was not asked about stays with who has it
+	case err != nil && plane.KindOf(err) != plane.NotFound:
+		return "", nil, err
+	}
+	back, err = s.grant(ctx, q, who, &a, rights)
 	return back, nil, err
 }
 
-// grant stores what a person allows and makes the code.
-func (s *Server) grant(ctx context.Context, q *request, who plane.Principal, a *plane.Authorization) (string, error) {
+// grant stores what a person allows, where that is new, and makes the code.
+func (s *Server) grant(ctx context.Context, q *request, who plane.Principal, a *plane.Authorization, rights plane.Rights) (string, error) {
 	code := random()
 	anew := a.ID == ""
 	err := s.o.Store.Write(ctx, func(t plane.Tx) error {
 		now := t.Now()
+		what := "again"
 		if anew {
-			a.ID, a.ExpiresAt = plane.NewAuthorizationID(now), now.Add(s.o.Limits.ConsentLife)
+			a.ID, a.ExpiresAt, what = plane.NewAuthorizationID(now), now.Add(s.o.Limits.ConsentLife), "anew"
 			if err := s.o.Store.Authorize(t, a); err != nil {
 				return err
 			}
-			if err := s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: a.ID + " " + oneLine(q.client.id, maxRedirect) + " " + a.Path, Decision: "allow"}); err != nil {
-				return err
-			}
 		}
-		n := plane.SignIn{ID: plane.NewSignInID(now), Authorization: a.ID, Client: a.Client, Challenge: q.challenge, Redirect: q.redirect, Resource: a.Path,
+		n := plane.SignIn{ID: plane.NewSignInID(now), Authorization: a.ID, Client: a.Client, Team: a.Team, Rights: rights, Challenge: q.challenge, Redirect: q.redirect, Resource: a.Path,
 			Refreshes: q.client.refreshes, ExpiresAt: a.ExpiresAt}
-		return s.o.Store.AddSignIn(t, &n, plane.ClientToken{Hash: digest(code), SignIn: n.ID, Kind: plane.CodeToken, ExpiresAt: now.Add(codeLife)})
+		if err := s.o.Store.AddSignIn(t, &n, plane.ClientToken{Hash: digest(code), SignIn: n.ID, Kind: plane.CodeToken, ExpiresAt: now.Add(codeLife)}); err != nil {
+			return err
+		}
+		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: strings.Join([]string{a.ID, oneLine(q.client.id, maxRedirect), a.Path, what}, " "), Decision: "allow"})
 	})
-	s.o.Forget() // what it may do may be less than before
+	if anew {
+		s.o.Forget() // what it may do may be less than before
+	}
 	return s.answerTo(q, url.Values{"code": {code}}), err
+}
+
+// print is of all that a person is shown of a client: where any of it changes, they are
+// asked again.
+func (q *request) print() string {
+	back := q.redirect
+	if host, rest, ok := loopbackParts(back); ok {
+		back = "http://" + host + rest
+	}
+	return digest(q.client.print() + back)
 }
 
 // answerTo is where the browser goes with an answer (RFC 6749, section 4.1.2; RFC 9207).

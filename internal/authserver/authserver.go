@@ -15,6 +15,7 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -64,6 +65,7 @@ type SignIns interface {
 	RedeemSignIn(t plane.Tx, id string) (bool, error)
 	RotateSignIn(t plane.Tx, id string, from int, answer []byte) (bool, error)
 	EndSignIn(t plane.Tx, id string) (bool, error)
+	KnowsToken(ctx context.Context, hash string) (bool, error)
 }
 
 // Sealer seals what a refresh was answered for as long as it may be asked again.
@@ -87,7 +89,7 @@ type Options struct {
 	Log    *slog.Logger
 	Limits plane.Limits
 
-	Known     func() map[string]Known
+	Known     map[string]Known
 	Register  bool         // clients may register themselves (RFC 7591)
 	Documents *http.Client // reaches metadata documents of clients; nil where they do not count
 
@@ -97,7 +99,8 @@ type Options struct {
 	Commands string // path of the commands' endpoint
 	Agents   string // of agents' endpoints, before the slug
 
-	Agent func(slug string) (plane.Agent, bool)
+	Address func(*http.Request) string // whom a request comes from
+	Agent   func(slug string) (plane.Agent, bool)
 	// May is what of some rights a person has at all.
 	May    func(who plane.Principal, rights plane.Rights) plane.Rights
 	Teams  func(who plane.Principal) []string // that a person is in
@@ -142,14 +145,21 @@ type Resource struct {
 }
 
 // resource reads a resource indicator: the address of one of our endpoints, with or without
-// a slash behind it, and nothing else (RFC 8707, section 2).
+// a slash behind it, and nothing else (RFC 8707, section 2). Scheme and host are compared as
+// RFC 3986, section 6.2 has it: in small letters, without the port that the scheme stands for.
 func (s *Server) resource(raw string) (Resource, bool) {
-	for _, o := range s.o.Origins() {
-		if path, ok := strings.CutPrefix(raw, o+"/"); ok {
-			return s.endpoint("/" + strings.TrimSuffix(path, "/"))
-		}
+	u, err := url.Parse(raw)
+	if err != nil || u.User != nil || u.Opaque != "" || strings.ContainsAny(raw, "?#\\ ") {
+		return Resource{}, false
 	}
-	return Resource{}, false
+	at := strings.ToLower(u.Scheme + "://" + u.Host)
+	if p := map[string]string{"https": ":443", "http": ":80"}[strings.ToLower(u.Scheme)]; p != "" {
+		at = strings.TrimSuffix(at, p)
+	}
+	if !slices.Contains(s.o.Origins(), at) {
+		return Resource{}, false
+	}
+	return s.endpoint(strings.TrimSuffix(u.EscapedPath(), "/"))
 }
 
 // endpoint is the one at a path. Which agents there are is nobody's to know before they are

@@ -66,7 +66,7 @@ func (s *Server) client(ctx context.Context, id string) (client, error) {
 
 // known is a client that config names.
 func (s *Server) known(id string) (client, bool) {
-	k, ok := s.o.Known()[id]
+	k, ok := s.o.Known[id]
 	if !ok {
 		return client{}, false
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"golang.org/x/sync/singleflight"
 
@@ -54,7 +55,6 @@ type metadata struct {
 	Auth      string   `json:"token_endpoint_auth_method,omitempty"`
 	Grants    []string `json:"grant_types,omitempty"`
 	Responses []string `json:"response_types,omitempty"`
-	Scope     string   `json:"scope,omitempty"`
 }
 
 // documentAddress judges a client id that is the address of a metadata document (draft
@@ -175,8 +175,14 @@ func (s *Server) fetch(ctx context.Context, id string, u *url.URL) (client, time
 	if m.ID != id {
 		return bad(nil, "is about another client")
 	}
-	if m.Auth != "" && m.Auth != authNone {
-		return bad(nil, "asks for %s; a client with a document has no secret here", oneLine(m.Auth, 40))
+	var also struct {
+		Auths []string `json:"token_endpoint_auth_methods_supported"`
+	}
+	if err := json.Unmarshal(body, &also); err != nil {
+		return bad(err, "cannot be read")
+	}
+	if m.Auth != "" && m.Auth != authNone && !has(also.Auths, authNone) {
+		return bad(nil, "asks for %s; a client with a document shows itself by nothing here but its code's verifier", oneLine(m.Auth, 40))
 	}
 	m.Auth = authNone
 	c, err := m.client(id, Document)
@@ -255,20 +261,34 @@ func has(list []string, want string) bool {
 	return false
 }
 
-// oneLine is a text of somebody's without what would move it about on a page.
+// oneLine is a text of somebody's without what cannot be seen, or would move about on a page
+// what can. Nothing is left of one that has nothing to read.
 func oneLine(text string, most int) string {
 	var b strings.Builder
-	n := 0
+	n, marks, reads := 0, 0, false
 	for _, r := range text {
-		if n == most {
+		switch {
+		case n == most:
 			b.WriteRune('…')
-			break
-		}
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xad || r >= 0x200b && r <= 0x200f || r >= 0x2028 && r <= 0x202e || r >= 0x2060 && r <= 0x206f || r == 0xfeff || r == 0xfffd {
+			return strings.TrimSpace(b.String())
+		case unicode.Is(unicode.Mn, r) || unicode.Is(unicode.Me, r):
+			if marks++; marks > 2 || n == 0 {
+				continue
+			}
+		case !unicode.IsPrint(r) || strings.ContainsRune(fillers, r):
 			continue
+		default:
+			marks = 0
 		}
+		reads = reads || unicode.IsLetter(r) || unicode.IsDigit(r)
 		b.WriteRune(r)
 		n++
 	}
+	if !reads {
+		return ""
+	}
 	return strings.TrimSpace(b.String())
 }
+
+// fillers print as nothing.
+const fillers = "\u115f\u1160\u2800\u3164\uffa0\ufffd"

@@ -189,9 +189,13 @@ func (s *Server) Serves(path string) bool {
 }
 
 // Metadata is where the description of the endpoint that a request came to stands, for a
-// challenge (RFC 9728, section 5.1).
+// challenge (RFC 9728, section 5.1); "" where no endpoint is.
 func (s *Server) Metadata(r *http.Request) string {
-	return s.origin(r) + ResourceMetadataPath + r.URL.Path
+	res, ok := s.endpoint(r.URL.Path)
+	if !ok {
+		return ""
+	}
+	return s.origin(r) + ResourceMetadataPath + res.Path
 }
 
 // public writes a document that may be kept for a while.

@@ -49,8 +49,12 @@ func redirect(raw string) (class, string, error) {
 	case u.User != nil || strings.Contains(u.Host, "@"):
 		return bad("names a user before its host")
 	}
+	q, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return bad("has a query that cannot be read")
+	}
 	for _, name := range notOurs {
-		if u.Query().Has(name) {
+		if q.Has(name) {
 			return bad("says " + name + " already, which is for the answer to say")
 		}
 	}

@@ -3,7 +3,7 @@ package authserver
 import (
 	"encoding/json"
 	"io"
-	"net"
+	"mime"
 	"net/http"
 	"net/netip"
 	"sync"
@@ -17,51 +17,80 @@ import (
 const (
 	maxRegistration = 16 << 10
 	aside           = 10 * time.Minute // a registered client is begun with by then, or makes room
-	maxAddresses    = 4096
+	maxKnown        = 4096
 )
 
-// gates bound how fast clients register: all together, and from one address.
+// gates bound how fast clients register: all together, from one network, and from the pages
+// of one site.
 type gates struct {
 	perMinute int
 
-	mu   sync.Mutex
-	all  *rate.Limiter
-	from map[string]*rate.Limiter
+	mu  sync.Mutex
+	all *rate.Limiter
+	by  map[string]*rate.Limiter
 }
 
-// pass reports whether one more may, from an address.
-func (g *gates) pass(address string, now time.Time) bool {
+// pass reports whether one more may, who is known by all of these.
+func (g *gates) pass(now time.Time, known ...string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.all == nil || len(g.from) >= maxAddresses {
-		if g.all == nil {
-			g.all = rate.NewLimiter(rate.Limit(float64(g.perMinute)/60), g.perMinute)
+	if g.all == nil {
+		g.all, g.by = rate.NewLimiter(rate.Limit(float64(g.perMinute)/60), g.perMinute), map[string]*rate.Limiter{}
+	}
+	for _, k := range known {
+		if k == "" {
+			continue
 		}
-		g.from = map[string]*rate.Limiter{}
+		one := g.by[k]
+		if one == nil {
+			if len(g.by) >= maxKnown {
+				return false // until the oldest are forgotten, which is soon
+			}
+			share := max(g.perMinute/3, 1)
+			one = rate.NewLimiter(rate.Limit(float64(share)/60), share)
+			g.by[k] = one
+		}
+		if !one.AllowN(now, 1) {
+			return false
+		}
 	}
-	one := g.from[address]
-	if one == nil {
-		share := max(g.perMinute/3, 1)
-		one = rate.NewLimiter(rate.Limit(float64(share)/60), share)
-		g.from[address] = one
-	}
-	return one.AllowN(now, 1) && g.all.AllowN(now, 1)
+	return g.all.AllowN(now, 1)
 }
 
-// from is the network that a request came from.
-func from(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	a, perr := netip.ParseAddr(host)
-	if err != nil || perr != nil {
-		return ""
+// forget drops those that may register as often as somebody new.
+func (g *gates) forget(now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for k, one := range g.by {
+		if one.TokensAt(now) >= float64(one.Burst()) {
+			delete(g.by, k)
+		}
+	}
+}
+
+// network is the one that an address is of.
+func network(address string) string {
+	a, err := netip.ParseAddr(address)
+	if err != nil {
+		return address
 	}
 	if a = a.Unmap(); a.Is6() {
-		p, err := a.WithZone("").Prefix(64)
-		if err == nil {
+		if p, err := a.WithZone("").Prefix(64); err == nil {
 			return p.String()
 		}
 	}
 	return a.String()
+}
+
+// Tick does what is due now and then.
+func (s *Server) Tick() { s.gates.forget(s.o.Clock.Now()) }
+
+// origin is the site whose page asks, if one does.
+func origin(r *http.Request) string {
+	if o := r.Header.Get("Origin"); o != "" {
+		return "page " + o[:min(len(o), 200)]
+	}
+	return ""
 }
 
 // registered is the answer to a registration: all that was registered (RFC 7591, section
@@ -95,8 +124,12 @@ func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 	case !s.o.Register:
 		s.refuse(w, &refusal{code: "access_denied", text: "Clients do not register themselves here; an operator registers them, under clients in patchbay.yaml."})
 		return
-	case !s.gates.pass(from(r), now):
+	case !s.gates.pass(now, network(s.o.Address(r)), origin(r)):
 		s.refuse(w, &refusal{code: "temporarily_unavailable", text: "Too many clients register. Try again in a minute.", wait: time.Minute})
+		return
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		s.refuse(w, &refusal{code: "invalid_client_metadata", text: "A registration is JSON: Content-Type: application/json."})
 		return
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxRegistration+1))

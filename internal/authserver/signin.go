@@ -39,9 +39,10 @@ const (
 
 // shown is what came with a code or refresh token.
 type shown struct {
-	client, redirect, verifier string
-	resource                   string // "" for the one it was asked for
-	at                         time.Time
+	client, verifier string
+	redirect         string // "" where the client leaves it out (OAuth 2.1, section 4.1.3)
+	resource         string // "" for the one it was asked for
+	at               time.Time
 }
 
 // ofCode judges a code (RFC 6749, section 4.1.3; RFC 7636, section 4.6).
@@ -51,7 +52,7 @@ func ofCode(n *plane.SignIn, a *plane.Authorization, k *plane.ClientToken, by *s
 		return refused
 	case !n.RedeemedAt.IsZero():
 		return ended // RFC 6749, section 4.1.2
-	case by.client != n.Client || by.redirect != n.Redirect || by.resource != "" && by.resource != a.Path || !proves(by.verifier, n.Challenge):
+	case by.client != n.Client || by.redirect != "" && by.redirect != n.Redirect || by.resource != "" && by.resource != a.Path || !proves(by.verifier, n.Challenge):
 		return ended
 	case !by.at.Before(k.ExpiresAt) || !a.Live(by.at):
 		return refused

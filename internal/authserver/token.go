@@ -87,6 +87,12 @@ type judge func(*plane.SignIn, *plane.Authorization, *plane.ClientToken, *shown)
 // hand gives tokens for a code or refresh token, once.
 func (s *Server) hand(ctx context.Context, value, kind string, by *shown, of judge) (out tokens, bad *refusal) {
 	gone := &refusal{code: "invalid_grant", text: "What was shown is not known, was used, is over or is for something else. Sign the client in again."}
+	switch there, err := s.o.Store.KnowsToken(ctx, digest(value)); {
+	case err != nil:
+		return tokens{}, &refusal{code: "temporarily_unavailable", text: "The database does not answer.", cause: err}
+	case !there:
+		return tokens{}, gone
+	}
 	var v verdict
 	for range races {
 		err := s.o.Store.Write(ctx, func(t plane.Tx) error {
@@ -134,7 +140,7 @@ func (s *Server) next(t plane.Tx, n *plane.SignIn, a *plane.Authorization, kind 
 	if n.ExpiresAt.Before(until) {
 		until = n.ExpiresAt
 	}
-	out := tokens{Access: s.o.Token.Access + random(), Type: "Bearer", Expires: int64(until.Sub(now) / time.Second), Scope: strings.Join(a.Rights.Names(), " ")}
+	out := tokens{Access: s.o.Token.Access + random(), Type: "Bearer", Expires: int64(until.Sub(now) / time.Second), Scope: strings.Join((n.Rights & a.Rights).Names(), " ")}
 	gen := 0
 	if kind == plane.RefreshToken {
 		gen = n.Gen + 1
@@ -203,30 +209,43 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, &refusal{code: "invalid_request", text: "token is missing."})
 		return
 	}
-	err := s.o.Store.Write(r.Context(), func(t plane.Tx) error {
-		for _, kind := range []string{plane.RefreshToken, plane.AccessToken} {
-			n, a, _, err := s.o.Store.SignInBy(t, digest(f.Get("token")), kind)
-			if plane.KindOf(err) == plane.NotFound {
-				continue
-			}
-			if err != nil || n.Client != id {
-				return err // another's token is not known to this client
-			}
-			ok, err := s.o.Store.EndSignIn(t, n.ID)
-			if err != nil || !ok {
-				return err
-			}
-			return s.o.Store.AddAudit(t, plane.AuditEntry{Who: a.Person, Action: "client.signout", What: a.ID, Decision: "allow"})
-		}
-		return nil
-	})
-	s.o.Forget()
+	there, err := s.o.Store.KnowsToken(r.Context(), digest(f.Get("token")))
+	if err == nil && there {
+		err = s.signOut(r.Context(), id, f.Get("token"))
+	}
 	if err != nil {
 		s.refuse(w, &refusal{code: "temporarily_unavailable", text: plane.Public(err).Message, cause: err})
 		return
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
+}
+
+// signOut ends the sign-in of a token that a client shows.
+func (s *Server) signOut(ctx context.Context, client, token string) error {
+	ended := false
+	err := s.o.Store.Write(ctx, func(t plane.Tx) error {
+		ended = false
+		for _, kind := range []string{plane.RefreshToken, plane.AccessToken} {
+			n, a, _, err := s.o.Store.SignInBy(t, digest(token), kind)
+			if plane.KindOf(err) == plane.NotFound {
+				continue
+			}
+			if err != nil || n.Client != client {
+				return err // another's token is not known to this client
+			}
+			ended, err = s.o.Store.EndSignIn(t, n.ID)
+			if err != nil || !ended {
+				return err
+			}
+			return s.o.Store.AddAudit(t, plane.AuditEntry{Who: a.Person, Action: "client.signout", What: a.ID, Decision: "allow"})
+		}
+		return nil
+	})
+	if ended {
+		s.o.Forget()
+	}
+	return err
 }
 
 // readForm reads a form of which nothing stands twice (RFC 6749, section 3.2).

@@ -241,12 +241,19 @@ func approval(ctx context.Context, d Deps, who plane.Principal, id string) (plan
 // decide; a standing rule takes an operator or admin.
 func mayDecide(d Deps, who plane.Principal, a *plane.Approval, as plane.Decision) error {
 	switch {
+	case who.ThroughClient():
+		return notForClients()
 	case !d.Policy().MayDecide(who, a.Principal, a.Agent):
 		return plane.Errorf(plane.Forbidden, "The person whose run it is, the operators of %s and org admins decide this.", a.Agent)
 	case as == plane.AlwaysAllow && !d.Policy().Operator(who, a.Agent):
 		return plane.Errorf(plane.Forbidden, "A rule for every later call takes an operator of %s or an org admin.", a.Agent).Then("patchbay approvals decide " + string(a.ID) + " approve")
 	}
 	return nil
+}
+
+// notForClients keeps from an MCP client what is asked of its person because of what it does.
+func notForClients() error {
+	return plane.Errorf(plane.Forbidden, "A client does not decide this for its person.").Then("Decide it on the page Approvals, in Slack or with the patchbay command.")
 }
 
 func approvalRow(d Deps, a *plane.Approval) ApprovalRow {

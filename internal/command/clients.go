@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strings"
 	"time"
@@ -116,6 +117,27 @@ type PersonInput struct {
 // Text is silent: it was done.
 func (o *PersonRow) Text(io.Writer, Style) {}
 
+// endRuns cancels the runs under way that somebody asked for who is let in no more.
+func endRuns(ctx context.Context, d Deps, by plane.Principal, theirs func(*plane.Run) bool) error {
+	var errs []error
+	for _, state := range []plane.RunState{plane.RunQueued, plane.RunRunning, plane.RunWaiting} {
+		runs, err := d.Runs.List(ctx, plane.RunFilter{State: state, Limit: maxEnded})
+		errs = append(errs, err)
+		for i := range runs {
+			if !theirs(&runs[i]) {
+				continue
+			}
+			if err := d.Runs.Cancel(ctx, by, runs[i].ID); err != nil && plane.KindOf(err) != plane.Conflict && plane.KindOf(err) != plane.Gone {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// maxEnded bounds the runs that are looked through.
+const maxEnded = 10_000
+
 func clientCommands(d Deps) []*Command {
 	return []*Command{
 		define(About{Name: "clients.list", Summary: "Lists the MCP clients that you let act for you.", ReadOnly: true, Right: plane.AdminRight, Example: "clients list", Alias: "ls"},
@@ -147,7 +169,10 @@ func clientCommands(d Deps) []*Command {
 				for _, a := range all {
 					if a.ID == in.ID {
 						row := clientRow(a)
-						return &row, d.Clients.Revoke(ctx, who, a.ID)
+						if err := d.Clients.Revoke(ctx, who, a.ID); err != nil {
+							return nil, err
+						}
+						return &row, endRuns(ctx, d, who, func(r *plane.Run) bool { return r.Caller.Token == a.ID })
 					}
 				}
 				return nil, plane.Errorf(plane.NotFound, "There is no such client.").At("id").Then("patchbay clients list")
@@ -183,7 +208,11 @@ func peopleCommands(d Deps) []*Command {
 			return nil, plane.Errorf(plane.InvalidInput, "That is you: you would not get in again.").At("person")
 		}
 		p := found[0]
-		return &PersonRow{ID: p.ID, Email: p.Email, Name: p.Name, SeenAt: p.SeenAt, Revoked: out}, d.People.RevokePerson(ctx, who, p.ID, out)
+		row := &PersonRow{ID: p.ID, Email: p.Email, Name: p.Name, SeenAt: p.SeenAt, Revoked: out}
+		if err := d.People.RevokePerson(ctx, who, p.ID, out); err != nil || !out {
+			return row, err
+		}
+		return row, endRuns(ctx, d, who, func(r *plane.Run) bool { return r.Caller.ID == p.ID })
 	}
 	return []*Command{
 		define(About{Name: "people.list", Summary: "Lists who was seen here (org admins).", ReadOnly: true, Right: plane.AdminRight, Example: "people list", Alias: "ls"},

@@ -236,6 +236,9 @@ func runCommands(d Deps) []*Command {
 			}),
 		define(About{Name: "runs.resolve", Summary: "Says what became of a call whose outcome is unknown.", Right: plane.RunsWrite, Example: "runs resolve last done --note seen"},
 			func(ctx context.Context, who plane.Principal, in *ResolveInput) (*Resolved, error) {
+				if who.ThroughClient() {
+					return nil, notForClients()
+				}
 				id, err := unknownCall(ctx, d, who, in.ID)
 				if err != nil {
 					return nil, err

@@ -245,8 +245,8 @@ const (
 // 9728, section 5.1).
 func challenge(r *http.Request, metadata func(*http.Request) string, unknown bool, scopes string) string {
 	text := `Bearer realm="patchbay"`
-	if metadata != nil {
-		text += `, resource_metadata="` + metadata(r) + `"`
+	if at := metadata(r); at != "" {
+		text += `, resource_metadata="` + at + `"`
 	}
 	text += `, scope="` + scopes + `"`
 	if unknown && r.Header.Get("Authorization") != "" {

@@ -22,7 +22,7 @@ type Authorization struct {
 	Client    string // clt_…, the address of its metadata document, or its name in config
 	Name      string // of the client, as it was shown
 	Host      string // where it was sent back to, as it was shown
-	Print     string // of what the client said of itself, as it was shown
+	Print     string // of what was shown: what the client says of itself, and where it goes back to
 	Path      string // of the resource: /mcp, or an agent's endpoint
 	Team      string // whose connections it also uses
 	Rights    Rights
@@ -43,6 +43,8 @@ type SignIn struct {
 	ID            string // sgn_…
 	Authorization string
 	Client        string
+	Team          string // of the authorization, as it was when this was let in
+	Rights        Rights // the same
 	Challenge     string // S256 of the verifier
 	Redirect      string // as the client sent it
 	Resource      string

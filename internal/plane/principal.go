@@ -54,6 +54,10 @@ func ValidChannel(id string) bool {
 // ChannelTeam is the team that a Slack channel is where config maps it to none.
 func ChannelTeam(channel string) string { return "slack:" + channel }
 
+// ThroughClient reports whether the caller is an MCP client that its person let in. What is
+// for a person's own eyes is not its to decide.
+func (p Principal) ThroughClient() bool { return strings.HasPrefix(p.Token, prefixAuthorized) }
+
 // NamesUser reports whether the caller's token stands for a person, or a person is
 // there.
 func (p Principal) NamesUser() bool {

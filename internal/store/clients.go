@@ -89,7 +89,8 @@ func (s *Store) Authorize(t plane.Tx, a *plane.Authorization) error {
 	now := plane.Micros(t.Now())
 	if _, err := x.exec(`INSERT INTO authorizations (`+authorizedColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, 0)
 		ON CONFLICT (person, client, path) WHERE revoked_at = 0 DO UPDATE SET name = excluded.name, host = excluded.host, print = excluded.print,
-		team = excluded.team, rights = excluded.rights, expires_at = excluded.expires_at`,
+		team = excluded.team, rights = excluded.rights, expires_at = excluded.expires_at,
+		created_at = CASE WHEN authorizations.expires_at <= excluded.created_at THEN excluded.created_at ELSE authorizations.created_at END`,
 		a.ID, a.Person, a.Client, a.Name, a.Host, a.Print, a.Path, a.Team, int64(a.Rights), now, plane.Micros(a.ExpiresAt)); err != nil {
 		return err
 	}
@@ -117,22 +118,46 @@ func (s *Store) RevokeAuthorization(t plane.Tx, id string) (bool, error) {
 	if _, err := x.exec(`UPDATE signins SET ended_at = ? WHERE authorized = ? AND ended_at = 0`, now, id); err != nil {
 		return false, err
 	}
-	if err := s.touchAccess(x); err != nil {
-		return false, err
+	ok, err := affected(x.exec(`UPDATE authorizations SET revoked_at = ? WHERE id = ? AND revoked_at = 0`, now, id))
+	if err != nil || !ok {
+		return ok, err
 	}
-	return affected(x.exec(`UPDATE authorizations SET revoked_at = ? WHERE id = ? AND revoked_at = 0`, now, id))
+	return true, s.touchAccess(x)
 }
 
-const signInColumns = `id, authorized, client, challenge, redirect, resource, refreshes, created_at, redeemed_at, gen, rotated_at, answer, expires_at, ended_at`
+const signInColumns = `id, authorized, client, team, rights, challenge, redirect, resource, refreshes, created_at, redeemed_at, gen, rotated_at, answer, expires_at, ended_at`
 
-// AddSignIn stores a sign-in of a client, with its code.
+// AddSignIn stores a sign-in of a client, with its code, unless its person is shut out. Of
+// the same authorization, sign-ins whose code nobody came for in time make room.
 func (s *Store) AddSignIn(t plane.Tx, n *plane.SignIn, code plane.ClientToken) error {
-	if _, err := own(t).exec(`INSERT INTO signins (`+signInColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0)`,
-		n.ID, n.Authorization, n.Client, n.Challenge, n.Redirect, n.Resource, flag(n.Refreshes), plane.Micros(t.Now()), []byte{}, plane.Micros(n.ExpiresAt)); err != nil {
+	x := own(t)
+	var revoked int64
+	if err := x.each(func(r *sql.Rows) error { return r.Scan(&revoked) },
+		`SELECT p.revoked_at FROM principals p JOIN authorizations a ON a.person = p.id WHERE a.id = ? {share}`, n.Authorization); err != nil {
+		return err
+	}
+	if revoked > 0 {
+		return plane.Errorf(plane.Unauthenticated, "An org admin has shut this person out.")
+	}
+	if _, err := x.exec(`DELETE FROM signins WHERE authorized = ? AND redeemed_at = 0 AND created_at < ?`, n.Authorization, plane.Micros(t.Now().Add(-time.Hour))); err != nil {
+		return err
+	}
+	open := 0
+	if err := x.each(func(r *sql.Rows) error { return r.Scan(&open) }, `SELECT COUNT(*) FROM signins WHERE authorized = ? AND redeemed_at = 0`, n.Authorization); err != nil {
+		return err
+	}
+	if open >= maxOpenSignIns {
+		return plane.Errorf(plane.Limited, "The client has begun %d sign-ins and ended none.", open).Then("Try again in an hour, or take back what it may do: patchbay clients list")
+	}
+	if _, err := x.exec(`INSERT INTO signins (`+signInColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0)`,
+		n.ID, n.Authorization, n.Client, n.Team, int64(n.Rights), n.Challenge, n.Redirect, n.Resource, flag(n.Refreshes), plane.Micros(t.Now()), []byte{}, plane.Micros(n.ExpiresAt)); err != nil {
 		return err
 	}
 	return s.AddClientToken(t, code)
 }
+
+// maxOpenSignIns bounds the sign-ins of one authorization whose code nobody came for.
+const maxOpenSignIns = 100
 
 // AddClientToken stores a code or a token by its hash.
 func (s *Store) AddClientToken(t plane.Tx, k plane.ClientToken) error {
@@ -147,13 +172,14 @@ func (s *Store) SignInBy(t plane.Tx, hash, kind string) (n plane.SignIn, a plane
 	x := own(t)
 	err = x.each(func(r *sql.Rows) error {
 		found = true
-		var refreshes, created, redeemed, rotated, expires, ended, over int64
-		err := r.Scan(&n.ID, &n.Authorization, &n.Client, &n.Challenge, &n.Redirect, &n.Resource, &refreshes, &created, &redeemed, &n.Gen, &rotated, &n.Answer, &expires, &ended, &k.Hash, &k.Gen, &over)
+		var rights, refreshes, created, redeemed, rotated, expires, ended, over int64
+		err := r.Scan(&n.ID, &n.Authorization, &n.Client, &n.Team, &rights, &n.Challenge, &n.Redirect, &n.Resource, &refreshes, &created, &redeemed, &n.Gen, &rotated, &n.Answer, &expires, &ended, &k.Hash, &k.Gen, &over)
+		n.Rights = plane.Rights(rights)
 		n.Refreshes, n.CreatedAt, n.RedeemedAt, n.RotatedAt = refreshes != 0, plane.FromMicros(created), plane.FromMicros(redeemed), plane.FromMicros(rotated)
 		n.ExpiresAt, n.EndedAt = plane.FromMicros(expires), plane.FromMicros(ended)
 		k.SignIn, k.Kind, k.ExpiresAt = n.ID, kind, plane.FromMicros(over)
 		return err
-	}, `SELECT n.id, n.authorized, n.client, n.challenge, n.redirect, n.resource, n.refreshes, n.created_at, n.redeemed_at, n.gen, n.rotated_at, n.answer, n.expires_at, n.ended_at,
+	}, `SELECT n.id, n.authorized, n.client, n.team, n.rights, n.challenge, n.redirect, n.resource, n.refreshes, n.created_at, n.redeemed_at, n.gen, n.rotated_at, n.answer, n.expires_at, n.ended_at,
 		k.hash, k.gen, k.expires_at FROM client_tokens k JOIN signins n ON n.id = k.signin WHERE k.hash = ? AND k.kind = ?`, hash, kind)
 	if err == nil && !found {
 		err = plane.Errorf(plane.NotFound, "There is no such token.")
@@ -186,10 +212,19 @@ func (s *Store) RotateSignIn(t plane.Tx, id string, from int, answer []byte) (bo
 // EndSignIn ends a sign-in with all its tokens; false when it was over.
 func (s *Store) EndSignIn(t plane.Tx, id string) (bool, error) {
 	x := own(t)
-	if err := s.touchAccess(x); err != nil {
-		return false, err
+	ok, err := affected(x.exec(`UPDATE signins SET ended_at = ?, answer = ? WHERE id = ? AND ended_at = 0`, plane.Micros(t.Now()), []byte{}, id))
+	if err != nil || !ok {
+		return ok, err
 	}
-	return affected(x.exec(`UPDATE signins SET ended_at = ?, answer = ? WHERE id = ? AND ended_at = 0`, plane.Micros(t.Now()), []byte{}, id))
+	return true, s.touchAccess(x)
+}
+
+// KnowsToken reports whether there is a code or token of that hash, without waiting for
+// anybody who writes.
+func (s *Store) KnowsToken(ctx context.Context, hash string) (bool, error) {
+	found := false
+	err := s.each(ctx, func(r *sql.Rows) error { found = true; return nil }, `SELECT 1 FROM client_tokens WHERE hash = ?`, hash)
+	return found, err
 }
 
 // AccessByHash is a client's access token as a token of its person, or not_found: revoked
@@ -203,7 +238,7 @@ func (s *Store) AccessByHash(ctx context.Context, hash string) (plane.Token, err
 		}
 		k.Hash, k.Rights, k.ExpiresAt, k.RevokedAt = hash, plane.Rights(rights), plane.FromMicros(min(expires, until)), plane.FromMicros(max(revoked, ended))
 		return nil
-	}, `SELECT a.id, a.person, a.path, a.team, a.rights, k.expires_at, a.expires_at, a.revoked_at, n.ended_at
+	}, `SELECT a.id, a.person, a.path, n.team, n.rights & a.rights, k.expires_at, a.expires_at, a.revoked_at, n.ended_at
 		FROM client_tokens k JOIN signins n ON n.id = k.signin JOIN authorizations a ON a.id = n.authorized WHERE k.hash = ? AND k.kind = ?`, hash, plane.AccessToken)
 	return k, err
 }
@@ -250,7 +285,8 @@ func (s *Store) People(ctx context.Context) (out []plane.Person, err error) {
 }
 
 // SweepClients forgets tokens that expired before a time, sign-ins that were over then or
-// never began, what people took back, and clients that nobody uses.
+// never began, what people took back, clients that nobody let in, and those that nobody let
+// in for long: a client does not notice that it is forgotten, and its person stands before it.
 func (s *Store) SweepClients(ctx context.Context, before time.Time) error {
 	at := plane.Micros(before)
 	for _, d := range []struct {
@@ -261,7 +297,8 @@ func (s *Store) SweepClients(ctx context.Context, before time.Time) error {
 		{`DELETE FROM signins WHERE id IN (SELECT id FROM signins WHERE created_at < ? AND (redeemed_at = 0 OR expires_at < ? OR ended_at > 0 AND ended_at < ?) LIMIT ?)`, 3},
 		{`DELETE FROM client_tokens WHERE hash IN (SELECT hash FROM client_tokens WHERE NOT EXISTS (SELECT 1 FROM signins WHERE id = client_tokens.signin) LIMIT ?)`, 0},
 		{`DELETE FROM authorizations WHERE id IN (SELECT id FROM authorizations WHERE expires_at < ? OR revoked_at > 0 AND revoked_at < ? LIMIT ?)`, 2},
-		{`DELETE FROM mcp_clients WHERE id IN (SELECT id FROM mcp_clients WHERE created_at < ? AND used_at < ? AND NOT EXISTS (SELECT 1 FROM authorizations WHERE client = mcp_clients.id) LIMIT ?)`, 2},
+		{`DELETE FROM mcp_clients WHERE id IN (SELECT id FROM mcp_clients WHERE created_at < ? AND used_at = 0 LIMIT ?)`, 1},
+		{`DELETE FROM mcp_clients WHERE id IN (SELECT id FROM mcp_clients WHERE created_at < ? - 34560000000000 AND used_at < ? - 34560000000000 AND NOT EXISTS (SELECT 1 FROM authorizations WHERE client = mcp_clients.id) LIMIT ?)`, 2},
 	} {
 		var args []any
 		for range d.times {

@@ -40,7 +40,7 @@ func (p *Pages) authorize(w http.ResponseWriter, r *http.Request) {
 		p.decided(w, r, who)
 		return
 	}
-	ask, back, err := p.o.Clients.Begin(r.Context(), r.URL.RawQuery, who)
+	ask, back, err := p.o.Clients.Begin(r.Context(), r.URL.RawQuery, who, looks(r))
 	switch {
 	case err != nil:
 		p.declined(w, r, err)
@@ -49,6 +49,13 @@ func (p *Pages) authorize(w http.ResponseWriter, r *http.Request) {
 	default:
 		p.question(w, r, http.StatusOK, who, ask, "")
 	}
+}
+
+// looks reports whether a browser shows what it asked for to a person, and does not only
+// fetch it ahead, or for a part of another page.
+func looks(r *http.Request) bool {
+	dest := r.Header.Get("Sec-Fetch-Dest")
+	return r.Header.Get("Sec-Purpose") == "" && r.Header.Get("Purpose") == "" && (dest == "" || dest == "document")
 }
 
 // opened lets a page stay in the window that another site opened for it: a client that
@@ -111,7 +118,7 @@ func (p *Pages) declined(w http.ResponseWriter, r *http.Request, err error) {
 		p.problem(w, r, err)
 		return
 	}
-	if no.Go {
+	if no.Go && r.Method == http.MethodGet { // a form's answer does not leave this site
 		http.Redirect(w, r, no.Back, http.StatusSeeOther)
 		return
 	}
@@ -127,7 +134,7 @@ func (p *Pages) first(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodGet && len(r.URL.RawQuery) <= maxNext {
 		http.SetCookie(w, &http.Cookie{Name: nextCookie, Value: base64.RawURLEncoding.EncodeToString([]byte(r.URL.RequestURI())), Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, MaxAge: 600})
 	}
-	p.render(w, r, http.StatusUnauthorized, firstPage(p.site(r)))
+	p.render(w, r, http.StatusUnauthorized, firstPage(p.site(r), len(r.URL.RawQuery) <= maxNext))
 }
 
 // maxNext keeps the cookie within what browsers take.
@@ -151,10 +158,12 @@ func next(w http.ResponseWriter, r *http.Request) string {
 type letIn struct {
 	authserver.Ask
 	action, problem string
-	you, youNote    string
+	who             string
 	about           string // what the agent is for
 	servers         []string
 	tools           int
+	more            bool        // servers than are named
+	teams           [][2]string // by name, with what comes with each
 	since, sinceISO string
 }
 
@@ -162,7 +171,10 @@ type letIn struct {
 const maxNamed = 12
 
 func (p *Pages) question(w http.ResponseWriter, r *http.Request, status int, who plane.Principal, ask authserver.Ask, problem string) {
-	v := letIn{Ask: ask, action: r.URL.RequestURI(), problem: problem, you: "You", youNote: who.Name()}
+	v := letIn{Ask: ask, action: r.URL.RequestURI(), problem: problem, who: who.Name()}
+	if who.Kind == plane.KindLocal {
+		v.who = "you, the owner of this install"
+	}
 	if ask.Agent != "" {
 		show, err := command.Perform[command.AgentShow](r.Context(), p.o.Commands, who, "agents.show", &command.AgentInput{Agent: ask.Agent})
 		if err != nil {
@@ -175,10 +187,25 @@ func (p *Pages) question(w http.ResponseWriter, r *http.Request, status int, who
 				continue
 			}
 			v.tools += s.Tools
-			if len(v.servers) < maxNamed {
+			if v.more = len(v.servers) == maxNamed; !v.more {
 				v.servers = append(v.servers, fmt.Sprintf("%s (%d)", s.Name, s.Tools))
 			}
 		}
+	}
+	for _, team := range ask.Teams {
+		with := who
+		with.Team = team
+		more, err := command.Perform[command.AgentShow](r.Context(), p.o.Commands, with, "agents.show", &command.AgentInput{Agent: ask.Agent})
+		if ask.Agent == "" || err != nil {
+			continue
+		}
+		n := 0
+		for _, s := range more.Servers {
+			if s.Why == "" {
+				n += s.Tools
+			}
+		}
+		v.teams = append(v.teams, [2]string{team, fmt.Sprintf("%s: %s in all", team, toolCount(n))})
 	}
 	if !ask.Before.IsZero() {
 		t := ask.Before.In(zoneOf(r))
@@ -223,11 +250,32 @@ func (v letIn) vouches() string {
 func (v letIn) returns() string {
 	switch {
 	case v.Here:
-		return "a program on this computer (" + v.Returns + ")"
+		return "a program on this computer,"
 	case v.Private:
-		return "a program on this computer, by its scheme " + v.Returns
+		return "a program on this computer, by its scheme"
 	}
-	return v.Returns
+	return ""
+}
+
+// beware says what an unknown client's name is worth.
+func (v letIn) beware() string {
+	text := "Anybody can give a client any name. "
+	if v.Kind == authserver.Document {
+		text = v.Vouched + " says what this client is, and nobody else does. "
+	}
+	text += "Go on only if you have just added this server to " + v.Name + " yourself, "
+	if v.Here || v.Private {
+		return text + "on this computer."
+	}
+	return text + "and " + v.Returns + " is its address."
+}
+
+// agent is what it uses.
+func (v letIn) agent() string {
+	if v.about == "" {
+		return v.Agent
+	}
+	return v.Agent + ": " + v.about
 }
 
 // lasts says how long.
@@ -246,15 +294,31 @@ func (v letIn) uses() string {
 	switch {
 	case len(v.servers) == 0:
 		return "no tools yet: no server is attached for you"
-	case len(v.servers) == maxNamed:
+	case v.more:
 		return fmt.Sprintf("%s, of %s and others", toolCount(v.tools), strings.Join(v.servers, ", "))
 	}
 	return fmt.Sprintf("%s, of %s", toolCount(v.tools), strings.Join(v.servers, ", "))
 }
 
 // ticked are rights that the page proposes to give: those that change settings are for the
-// person to tick.
-func ticked(r plane.Rights) bool { return r&(plane.ConfigWrite|plane.AdminRight) == 0 }
+// person to tick, unless they did before.
+func (v letIn) ticked(r plane.Rights) bool {
+	return r&(plane.ConfigWrite|plane.AdminRight) == 0 || v.Given&r != 0
+}
+
+// lead says what is asked.
+func (v letIn) lead() string {
+	switch {
+	case v.since == "":
+		return "It wants to act for " + v.who + ". It never sees a password or token of the servers behind Patchbay, and every call is checked and on record."
+	case v.Here || v.Private:
+		return "You let it in before. It is a program on this computer, so that you are asked to go on by a button: not every program here need be the one that you let in."
+	}
+	return "You let it in before, and it asks you again."
+}
+
+// warns reports whether the client's name is only its own word, or its document's.
+func (v letIn) warns() bool { return v.since == "" && v.Kind != authserver.Operators }
 
 // each lists single rights.
 func each(r plane.Rights) (out []plane.Rights) {
@@ -267,8 +331,8 @@ func each(r plane.Rights) (out []plane.Rights) {
 }
 
 // meanings say what rights are for.
-var meanings = map[plane.Rights]string{plane.MCPRead: "see servers and their tools", plane.MCPWrite: "add, change and remove your servers", plane.RunsRead: "see your runs",
-	plane.RunsWrite: "start runs and call tools", plane.ConfigWrite: "change the settings of your teams", plane.AdminRight: "everything that an org admin may"}
+var meanings = map[plane.Rights]string{plane.MCPRead: "see servers and their tools", plane.MCPWrite: "change servers, tools, proposals and secrets, as you may", plane.RunsRead: "see runs and calls, as you may",
+	plane.RunsWrite: "start runs and call tools; what waits for a person stays yours to decide", plane.ConfigWrite: "change the settings of your teams", plane.AdminRight: "everything that an org admin may"}
 
 // showClients lists the clients that the viewer let in or, for an admin, everybody did.
 func showClients(v *visit) (templ.Component, error) {

@@ -5,6 +5,8 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -59,6 +61,7 @@ func TestSignInAndLookAtEveryPage(t *testing.T) {
 	for _, p := range s.places() {
 		look(p[0], p[1])
 	}
+	s.lookAtClients(b, look, string(axe))
 	out := s.must("mcp", "add", "notes", s.newServer.Endpoint(), "--auth", "bearer")
 	look("connect", strings.TrimPrefix(link(t, out), s.base))
 	b.press("Connect") // with nothing in it
@@ -92,8 +95,45 @@ func TestSignInAndLookAtEveryPage(t *testing.T) {
 	b.says("Your session has ended")
 	b.inspect("kept", string(axe))
 	words := strings.Fields(s.must("signin"))
+	look("sign-in-first", "/oauth/authorize?client_id=x")
 	look("sign-in", strings.TrimPrefix(words[len(words)-1], s.base))
 	look("signed-out", "/connections")
+}
+
+// lookAtClients looks at what a person sees of MCP clients that sign them in.
+func (s *stage) lookAtClients(b *browser, look func(name, path string), axe string) {
+	s.t.Helper()
+	reg := strings.NewReader(`{"client_name":"Claude Code (patchbay)","redirect_uris":["http://localhost:52413/callback"],"token_endpoint_auth_method":"none"}`)
+	resp, err := http.Post(s.base+"/oauth/register", "application/json", reg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var made struct {
+		ID string `json:"client_id"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&made); err != nil {
+		s.t.Fatal(err)
+	}
+	asks := func(client, back, path, more string) string {
+		return "/oauth/authorize?" + url.Values{"response_type": {"code"}, "client_id": {client}, "redirect_uri": {back}, "resource": {s.base + path}, "state": {"s"},
+			"code_challenge_method": {"S256"}, "code_challenge": {strings.Repeat("c", 43)}}.Encode() + more
+	}
+	claude := asks(made.ID, "http://localhost:52413/callback", "/mcp/agents/general", "")
+	look("let-in", claude)
+	look("let-in-commands", asks(made.ID, "http://localhost:52413/callback", "/mcp", "&scope="+url.QueryEscape("mcp:read mcp:write runs:read runs:write config:write admin")))
+	b.open(s.base + claude)
+	b.press("Let it in") // nobody listens there
+	look("let-in-again", claude)
+	cursor := asks("cursor", "cursor://anysphere.cursor-mcp/oauth/callback", "/mcp/agents/general", "")
+	look("let-in-cursor", cursor)
+	b.open(s.base + cursor)
+	b.press("Let it in") // its scheme is nobody's here, so that the page stays
+	b.says("It is let in")
+	b.inspect("let-in-back", axe)
+	look("clients", "/settings/clients")
+	look("clients-all", "/settings/clients?all=1")
+	look("let-in-refused", asks(made.ID, "http://localhost:1/elsewhere", "/mcp", ""))
 }
 
 // inspect looks at the page that is there, which a form led to, in both themes and widths.

@@ -36,7 +36,8 @@ const stageConfig = `agents:
   general: {description: "Answers what it is asked.", destinations: [crm]}
   payroll: {description: "Pays people.", trust: guarded, model: pays, approvals: {mcp__books__refund: ask}}
   slow: {description: "Takes its time.", model: slow}
-teams: {payments: {members: ["ada@example.com"], config_write: ["ada@example.com"]}}
+clients: {known: {cursor: {name: Cursor, redirect_uris: ["cursor://anysphere.cursor-mcp/oauth/callback"]}}}
+teams: {payments: {members: ["ada@example.com", "cli:local"], config_write: ["ada@example.com"]}}
 models:
   default: {provider: scripted, script: [{say: "Looking.", calls: [{tool: mcp__books__look, input: {x: invoices}}]}, {say: "There are three invoices."}]}
   pays: {provider: scripted, script: [{calls: [{tool: mcp__books__pay, input: {x: "invoice 7, 1,200.00 EUR"}}]}, {say: done}]}

@@ -33,6 +33,8 @@ CREATE TABLE signins (
   id             TEXT PRIMARY KEY,
   authorized TEXT NOT NULL,
   client         TEXT NOT NULL,
+  team           TEXT NOT NULL,
+  rights         BIGINT NOT NULL,
   challenge      TEXT NOT NULL,
   redirect       TEXT NOT NULL,
   resource       TEXT NOT NULL,
