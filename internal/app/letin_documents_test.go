@@ -67,7 +67,7 @@ func TestAClientIsItsDocument(t *testing.T) {
 	g := newGuest(t, s, local(t, s), "general")
 	g.id = at
 	_, code, body := g.page(g.asks(nil))
-	for _, want := range []string{"Let Far Client use general?", "described by " + host, far.URL + "/home"} {
+	for _, want := range []string{"Let Far Client use general?", "described by " + host, c.URL + "/home"} {
 		if code != 200 || !strings.Contains(body, want) {
 			t.Fatalf("%d, no %q in %s", code, want, body)
 		}
