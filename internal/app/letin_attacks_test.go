@@ -239,6 +239,9 @@ func (x *siege) command(token, name, args string) string {
 	if err != nil {
 		x.t.Fatal(err)
 	}
+	if h := resp.Header.Get("WWW-Authenticate"); resp.StatusCode == http.StatusForbidden && (!strings.Contains(h, `error="insufficient_scope"`) || !strings.Contains(h, `resource_metadata="`+x.base+`/.well-known/oauth-protected-resource/mcp"`)) {
+		x.t.Errorf("the client is not told what to ask for: %s", h)
+	}
 	return string(b)
 }
 

@@ -163,6 +163,11 @@ var pageAttacks = []attack{
 				}
 			}
 		})
+		for _, secret := range []string{code, out.Access, out.Refresh} {
+			if strings.Contains(x.s.log.String(), secret) {
+				found = "the log"
+			}
+		}
 		return found
 	}},
 }

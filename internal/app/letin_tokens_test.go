@@ -241,10 +241,10 @@ var tokenAttacks = []attack{
 		if narrow.Scope != "mcp:read" || wide.Scope != "mcp:read admin" || again.Scope != "mcp:read" {
 			return narrow.Scope + ", " + wide.Scope + ", " + again.Scope
 		}
-		if said := x.command(again.Access, "tokens.list", `{}`); !strings.Contains(said, "forbidden") {
+		if said := x.command(again.Access, "tokens.list", `{}`); !strings.Contains(said, "lacks the scope admin") {
 			return said
 		}
-		if said := x.command(wide.Access, "tokens.list", `{}`); strings.Contains(said, "forbidden") {
+		if said := x.command(wide.Access, "tokens.list", `{}`); strings.Contains(said, "lacks the scope") {
 			return said
 		}
 		return ""

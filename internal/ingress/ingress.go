@@ -9,8 +9,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"reflect"
+	"strings"
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -31,7 +33,7 @@ type Commands struct {
 // description stands.
 func New(registry *command.Registry, version string, who func(*http.Request) (plane.Principal, error), metadata func(*http.Request) string) http.Handler {
 	c := &Commands{registry: registry, who: who, defs: sync.OnceValues(func() ([]json.RawMessage, error) { return definitions(registry) })}
-	return refuseStrangers(who, metadata, &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
+	return refuseStrangers(who, metadata, registry, &mcp.Server{Info: mcp.Implementation{Name: "patchbay", Version: version}, Tools: c,
 		Instructions: "The commands of this Patchbay server."})
 }
 
@@ -64,7 +66,7 @@ func annotations(cmd *command.Command) map[string]bool {
 }
 
 // refuseStrangers answers 401 before anything of a request is read.
-func refuseStrangers(who func(*http.Request) (plane.Principal, error), metadata func(*http.Request) string, next http.Handler) http.Handler {
+func refuseStrangers(who func(*http.Request) (plane.Principal, error), metadata func(*http.Request) string, registry *command.Registry, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, err := who(r)
 		if err == nil && p.Kind == plane.KindAgent {
@@ -76,8 +78,45 @@ func refuseStrangers(who func(*http.Request) (plane.Principal, error), metadata 
 			http.Error(w, plane.Public(err).Message, code)
 			return
 		}
+		if p.ThroughClient() {
+			if lacks := steps(r, registry, p); lacks != 0 {
+				w.Header().Set("WWW-Authenticate", challenge(r, metadata, false, strings.Join((p.Rights|lacks).Names(), " "))+`, error="insufficient_scope"`)
+				http.Error(w, "The client was not let in for this: it lacks the scope "+strings.Join(lacks.Names(), " ")+".", http.StatusForbidden)
+				return
+			}
+		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// maxPeeked bounds what is read ahead of a request: a command's input is small.
+const maxPeeked = 1 << 20
+
+// steps are the rights that a client lacks for the command that it calls, for which it sends
+// its person again (MCP authorization, scope challenge). The body is read and put back.
+func steps(r *http.Request, registry *command.Registry, p plane.Principal) plane.Rights {
+	if r.Method != http.MethodPost {
+		return 0
+	}
+	b, err := io.ReadAll(io.LimitReader(r.Body, maxPeeked))
+	r.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(b), r.Body), r.Body}
+	var call struct {
+		Method string `json:"method"`
+		Params struct {
+			Name string `json:"name"`
+		} `json:"params"`
+	}
+	if err != nil || json.Unmarshal(b, &call) != nil || call.Method != mcp.MethodToolsCall {
+		return 0
+	}
+	cmd, err := registry.Get(call.Params.Name)
+	if err != nil || p.Rights.Has(cmd.Right) {
+		return 0
+	}
+	return cmd.Right &^ p.Rights
 }
 
 // Tools lists the commands to whoever may call them.
