@@ -72,21 +72,20 @@ func answer(w http.ResponseWriter, status int, body any) {
 
 // serverMetadata describes the authorization server (RFC 8414, section 2).
 type serverMetadata struct {
-	Issuer        string   `json:"issuer"`
-	Authorize     string   `json:"authorization_endpoint"`
-	Token         string   `json:"token_endpoint"`
-	Register      string   `json:"registration_endpoint,omitempty"`
-	Revoke        string   `json:"revocation_endpoint"`
-	Scopes        []string `json:"scopes_supported"`
-	Responses     []string `json:"response_types_supported"`
-	Modes         []string `json:"response_modes_supported"`
-	Grants        []string `json:"grant_types_supported"`
-	TokenAuth     []string `json:"token_endpoint_auth_methods_supported"`
-	RevokeAuth    []string `json:"revocation_endpoint_auth_methods_supported"`
-	Challenges    []string `json:"code_challenge_methods_supported"`
-	Iss           bool     `json:"authorization_response_iss_parameter_supported"`
-	Documents     bool     `json:"client_id_metadata_document_supported"`
-	Documentation string   `json:"service_documentation,omitempty"`
+	Issuer     string   `json:"issuer"`
+	Authorize  string   `json:"authorization_endpoint"`
+	Token      string   `json:"token_endpoint"`
+	Register   string   `json:"registration_endpoint,omitempty"`
+	Revoke     string   `json:"revocation_endpoint"`
+	Scopes     []string `json:"scopes_supported"`
+	Responses  []string `json:"response_types_supported"`
+	Modes      []string `json:"response_modes_supported"`
+	Grants     []string `json:"grant_types_supported"`
+	TokenAuth  []string `json:"token_endpoint_auth_methods_supported"`
+	RevokeAuth []string `json:"revocation_endpoint_auth_methods_supported"`
+	Challenges []string `json:"code_challenge_methods_supported"`
+	Iss        bool     `json:"authorization_response_iss_parameter_supported"`
+	Documents  bool     `json:"client_id_metadata_document_supported"`
 
 	// What OpenID's form of the document must have (OpenID Connect Discovery 1.0, section
 	// 3). No ID token is issued, openid being no scope here, so that the set of keys is empty.

@@ -77,10 +77,14 @@ func clientsSignIn(t *testing.T, s *store.Store, clock *Clock) {
 	if _, err := s.AccessByHash(ctx, "acc"); plane.KindOf(err) != plane.NotFound {
 		t.Errorf("what is over is kept: %v", err)
 	}
-	for _, id := range []string{"clt_1", "clt_2"} {
-		if _, err := s.Client(ctx, id); plane.KindOf(err) != plane.NotFound {
-			t.Errorf("%s is kept: %v", id, err)
-		}
+	known := func(id string) bool { _, err := s.Client(ctx, id); return err == nil }
+	if !known("clt_1") || known("clt_2") { // it does not notice that it is forgotten
+		t.Error("a client that somebody let in is forgotten, or one that nobody did is kept")
+	}
+	clock.Pass(401 * 24 * time.Hour)
+	must(t, s.SweepClients(ctx, clock.Now().Add(-24*time.Hour)))
+	if known("clt_1") {
+		t.Error("a client that nobody let in for a year is kept")
 	}
 }
 
