@@ -132,11 +132,7 @@ func (b *bench) plug() (*plugged, error) {
 	if err := waitFor(addr, 20*time.Second); err != nil {
 		return p, err
 	}
-	who, err := peers.NewPerson(b.app, p.data)
-	if err != nil {
-		return p, err
-	}
-	token, err := who.ClientToken("http://"+addr, "/mcp/agents/general")
+	token, err := b.tokenAt(p, "http://"+addr, "/mcp/agents/general")
 	if err != nil {
 		return p, err
 	}
@@ -158,6 +154,20 @@ func (b *bench) plug() (*plugged, error) {
 	}
 	p.side = side{p.cmd.Process.Pid, rawload.Target{Host: addr, Path: "/mcp/agents/general", Token: token}}
 	return p, nil
+}
+
+// tokenAt is what an endpoint is called with.
+func (b *bench) tokenAt(p *plugged, base, path string) (string, error) {
+	if b.token == "agent" {
+		var made struct{ Token string }
+		err := b.cli(p, &made, "tokens", "create", "bench", "--agent", "general")
+		return made.Token, err
+	}
+	who, err := peers.NewPerson(b.app, p.data)
+	if err != nil {
+		return "", err
+	}
+	return who.ClientToken(base, path)
 }
 
 func (b *bench) cli(p *plugged, into any, args ...string) error {

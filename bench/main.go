@@ -33,8 +33,9 @@ func main() {
 	millis := flag.Int("ms", 1500, "length of one side of one round, in ms")
 	only := flag.String("only", "", "gateway, egress, pages or tokens measures that alone; egress-load loads the credential gateway for -ms, to be profiled; a tool's name (echo, note, big) loads it with that for -ms, to be profiled")
 	sessions := flag.Int("sessions", 64, "of such a load")
+	token := flag.String("token", "client", "what the endpoint is called with: client, the token of a client that a person signed in, or agent, an agent's")
 	flag.Parse()
-	b := &bench{bin: *bin, app: *app, rounds: *rounds, millis: *millis, only: *only, sessions: *sessions, sheet: figures.New(os.Stdout)}
+	b := &bench{bin: *bin, app: *app, rounds: *rounds, millis: *millis, only: *only, token: *token, sessions: *sessions, sheet: figures.New(os.Stdout)}
 	code := 1
 	err := b.run()
 	if err != nil {
@@ -48,6 +49,7 @@ func main() {
 
 type bench struct {
 	bin, app, only string
+	token          string
 	rounds, millis int
 	sessions       int
 	sheet          *figures.Sheet
