@@ -103,7 +103,8 @@ func TestSignInAndLookAtEveryPage(t *testing.T) {
 // lookAtClients looks at what a person sees of MCP clients that sign them in.
 func (s *stage) lookAtClients(b *browser, look func(name, path string), axe string) {
 	s.t.Helper()
-	reg := strings.NewReader(`{"client_name":"Claude Code (patchbay)","redirect_uris":["http://localhost:52413/callback"],"token_endpoint_auth_method":"none"}`)
+	back, _ := callbacks(s.t)
+	reg := strings.NewReader(fmt.Sprintf(`{"client_name":"Claude Code (patchbay)","redirect_uris":[%q],"token_endpoint_auth_method":"none"}`, back))
 	resp, err := http.Post(s.base+"/oauth/register", "application/json", reg)
 	if err != nil {
 		s.t.Fatal(err)
@@ -119,18 +120,20 @@ func (s *stage) lookAtClients(b *browser, look func(name, path string), axe stri
 		return "/oauth/authorize?" + url.Values{"response_type": {"code"}, "client_id": {client}, "redirect_uri": {back}, "resource": {s.base + path}, "state": {"s"},
 			"code_challenge_method": {"S256"}, "code_challenge": {strings.Repeat("c", 43)}}.Encode() + more
 	}
-	claude := asks(made.ID, "http://localhost:52413/callback", "/mcp/agents/general", "")
+	claude := asks(made.ID, back, "/mcp/agents/general", "")
 	look("let-in", claude)
-	look("let-in-commands", asks(made.ID, "http://localhost:52413/callback", "/mcp", "&scope="+url.QueryEscape("mcp:read mcp:write runs:read runs:write config:write admin")))
+	look("let-in-commands", asks(made.ID, back, "/mcp", "&scope="+url.QueryEscape("mcp:read mcp:write runs:read runs:write config:write admin")))
 	b.open(s.base + claude)
-	b.press("Let it in") // nobody listens there
+	b.lets("Let it in")
+	b.until("Back at the client")
 	look("let-in-again", claude)
 	cursor := asks("cursor", "cursor://anysphere.cursor-mcp/oauth/callback", "/mcp/agents/general", "")
 	look("let-in-cursor", cursor)
-	b.open(s.base + cursor)
-	b.press("Let it in") // its scheme is nobody's here, so that the page stays
-	b.says("It is let in")
-	b.inspect("let-in-back", axe)
+	own := s.signedIn(s.t, watched) // what asks about the scheme takes its clicks from then on
+	own.open(s.base + cursor)
+	own.lets("Let it in")
+	own.says("It is let in")
+	own.inspect("let-in-back", axe)
 	look("clients", "/settings/clients")
 	look("clients-all", "/settings/clients?all=1")
 	look("let-in-refused", asks(made.ID, "http://localhost:1/elsewhere", "/mcp", ""))
@@ -141,6 +144,7 @@ func (b *browser) inspect(name, axe string) {
 	b.t.Helper()
 	for _, theme := range []string{"light", "dark"} {
 		b.eval("document.documentElement.dataset.theme = '" + theme + "'")
+		time.Sleep(300 * time.Millisecond) // colours pass over
 		for _, width := range []int64{1280, 375} {
 			b.do("resize", chromedp.EmulateViewport(width, 900))
 			b.whole(fmt.Sprintf("%s, %s, %d px", name, theme, width), axe)

@@ -73,8 +73,16 @@ func (d *door) letsIn(at, name string) {
 	d.b.open(at)
 	d.b.says("Let " + name + " use general?")
 	d.b.says("a program on this computer")
-	d.b.press("Let it in")
+	d.b.lets("Let it in")
 	d.b.until("Back at the client")
+}
+
+// lets presses a button that takes no pointer in a page's first moment, which a person spends
+// on reading it.
+func (b *browser) lets(name string) {
+	b.t.Helper()
+	time.Sleep(time.Second)
+	b.press(name)
 }
 
 // callbacks is where a client is come back to.
@@ -251,7 +259,7 @@ func TestSignInOfTheInspector(t *testing.T) {
 	d.b.says("Disconnected")
 	d.b.eval(`(() => { document.querySelector('[role=switch]').click(); return '' })()`)
 	d.b.says("Let MCP Inspector use general?")
-	d.b.press("Let it in")
+	d.b.lets("Let it in")
 	d.b.says("Authentication succeeded")
 	d.b.says("Resources")
 	d.b.eval(`(() => { [...document.querySelectorAll('label')].find(l => l.innerText.trim() === 'Tools').click(); return '' })()`)
