@@ -37,7 +37,7 @@ inits:
 # suites.
 ci-long: race fuzz kill browser conformance bus large sample
 
-RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/oauth ./internal/connect ./internal/consent ./internal/authn ./internal/catalog ./internal/bridge ./internal/registry ./internal/egress ./internal/vault ./internal/sandbox ./internal/upstream
+RACED := ./internal/plane ./internal/secret ./internal/netguard ./internal/mcp ./internal/policy ./internal/oauth ./internal/connect ./internal/consent ./internal/authn ./internal/authserver ./internal/catalog ./internal/bridge ./internal/registry ./internal/egress ./internal/vault ./internal/sandbox ./internal/upstream
 race: deps
 	@command -v gcc >/dev/null || { apt-get update -q && apt-get install -y -q gcc libc6-dev; }
 	CGO_ENABLED=1 go test -race -timeout 280s $(RACED)

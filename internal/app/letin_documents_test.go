@@ -223,3 +223,43 @@ func TestManyRegister(t *testing.T) {
 		t.Errorf("%d %+v", status, out)
 	}
 }
+
+// TestWhoRegistersIsBounded: one network has its share and no more, whatever it says of where
+// it comes from; a proxy is believed that config trusts.
+func TestWhoRegistersIsBounded(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		trusted string
+		header  func(i int) (name, value string)
+		taken   int
+	}{
+		{"", func(i int) (string, string) { return "X-Forwarded-For", fmt.Sprint("198.51.100.", i) }, 10},
+		{"", func(i int) (string, string) { return "Origin", fmt.Sprintf("https://p%d.example", i) }, 10},
+		{"trusted_proxies: [127.0.0.0/8]\n", func(i int) (string, string) { return "X-Forwarded-For", fmt.Sprint("203.0.113.9, 198.51.100.", i) }, 20},
+		{"trusted_proxies: [127.0.0.1]\n", func(i int) (string, string) { return "X-Forwarded-For", fmt.Sprint("203.0.113.", i, ", 198.51.100.7, 127.0.0.1") }, 10},
+	} {
+		s := startWith(t, "", c.trusted+"limits: {clients_per_minute: 30}\n", func(o *app.Options) { clock := storetest.NewClock(); o.Clock, o.Local = clock, clock })
+		taken := 0
+		for i := range 20 {
+			req, err := http.NewRequest("POST", "http://"+s.a.Addr()+"/oauth/register", strings.NewReader(`{"redirect_uris":["`+guestBack+`"],"token_endpoint_auth_method":"none"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/json")
+			name, value := c.header(i)
+			req.Header.Set(name, value)
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusCreated {
+				taken++
+			}
+		}
+		name, value := c.header(1)
+		if taken != c.taken {
+			t.Errorf("%s%s: %s: %d registered, not %d", c.trusted, name, value, taken, c.taken)
+		}
+	}
+}

@@ -8,10 +8,6 @@ package authn
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/hex"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -95,17 +91,6 @@ const (
 	maxSeen   = 10_000
 )
 
-func digest(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:])
-}
-
-func random() string {
-	var b [32]byte
-	rand.Read(b[:])
-	return base64.RawURLEncoding.EncodeToString(b[:])
-}
-
 // ErrNobody is the refusal of a caller who showed nothing.
 func (a *Authenticator) nobody() error {
 	e := plane.Errorf(plane.Unauthenticated, "Nobody is signed in.")
@@ -152,7 +137,7 @@ func (a *Authenticator) LocalOnly() bool { return a.o.Local }
 func (a *Authenticator) CanSignIn() bool { return a.o.OIDC != nil }
 
 func (a *Authenticator) session(ctx context.Context, value string) (plane.Principal, error) {
-	h := digest(value)
+	h := secret.Digest(value)
 	s, err := a.o.Store.Session(ctx, h)
 	if plane.KindOf(err) == plane.NotFound || err == nil && a.o.Clock.Now().Sub(s.SeenAt) > idle {
 		return plane.Principal{}, a.nobody()
@@ -207,9 +192,9 @@ func (a *Authenticator) note(key string, fn func(plane.Tx) error) {
 
 // arrive signs a browser in and returns its cookie.
 func (a *Authenticator) arrive(ctx context.Context, person string) (*http.Cookie, error) {
-	value := random()
+	value := secret.Random()
 	err := a.o.Store.Write(ctx, func(t plane.Tx) error {
-		if err := a.o.Store.AddSession(t, &plane.WebSession{Hash: digest(value), Person: person}, t.Now().Add(-idle)); err != nil {
+		if err := a.o.Store.AddSession(t, &plane.WebSession{Hash: secret.Digest(value), Person: person}, t.Now().Add(-idle)); err != nil {
 			return err
 		}
 		return a.o.Store.AddAudit(t, plane.AuditEntry{Who: person, Action: "signin", Decision: "allow"})
@@ -237,7 +222,7 @@ func (a *Authenticator) cookie(value string) *http.Cookie {
 // SignOut ends the browser's session and returns the cookie that clears it.
 func (a *Authenticator) SignOut(ctx context.Context, r *http.Request) (*http.Cookie, error) {
 	if c, err := r.Cookie(a.cookieName()); err == nil && c.Value != "" {
-		if err := a.o.Store.Write(ctx, func(t plane.Tx) error { return a.o.Store.EndSession(t, digest(c.Value)) }); err != nil {
+		if err := a.o.Store.Write(ctx, func(t plane.Tx) error { return a.o.Store.EndSession(t, secret.Digest(c.Value)) }); err != nil {
 			return nil, err
 		}
 	}

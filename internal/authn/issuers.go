@@ -95,7 +95,7 @@ func (a *Authenticator) Begin(ctx context.Context, next string) (string, *http.C
 	if err != nil {
 		return "", nil, err
 	}
-	f := flow{State: random(), Nonce: random(), Verifier: oauth2.GenerateVerifier(), Next: localPath(next)}
+	f := flow{State: secret.Random(), Nonce: secret.Random(), Verifier: oauth2.GenerateVerifier(), Next: localPath(next)}
 	b, err := flat(f)
 	if err != nil {
 		return "", nil, err
@@ -273,9 +273,9 @@ type once struct {
 
 // Print makes the one-time link's path. A link that was printed before is void.
 func (a *Authenticator) Print() string {
-	code := random()
+	code := secret.Random()
 	a.link.mu.Lock()
-	a.link.hash = digest(code)
+	a.link.hash = secret.Digest(code)
 	a.link.mu.Unlock()
 	return LocalPath + code
 }
@@ -283,7 +283,7 @@ func (a *Authenticator) Print() string {
 // Redeem spends the printed link's code.
 func (a *Authenticator) Redeem(ctx context.Context, code string) (*http.Cookie, error) {
 	a.link.mu.Lock()
-	ok := a.o.Local && a.link.hash != "" && subtle.ConstantTimeCompare([]byte(a.link.hash), []byte(digest(code))) == 1
+	ok := a.o.Local && a.link.hash != "" && subtle.ConstantTimeCompare([]byte(a.link.hash), []byte(secret.Digest(code))) == 1
 	if ok {
 		a.link.hash = ""
 	}

@@ -22,7 +22,7 @@ const (
 func (a *Authenticator) token(ctx context.Context, shown secret.Text) (who plane.Principal, path string, err error) {
 	var h, kind string
 	shown.Expose(func(s string) {
-		kind, h = s[:min(len(s), len(APIPrefix))], digest(s)
+		kind, h = s[:min(len(s), len(APIPrefix))], secret.Digest(s)
 	})
 	bad := func() (plane.Principal, string, error) {
 		return plane.Principal{}, "", plane.Errorf(plane.Unauthenticated, "The token is not known, expired or revoked.").Then("patchbay tokens create")
@@ -197,11 +197,11 @@ func (a *Authenticator) Create(ctx context.Context, by plane.Principal, n NewTok
 	if n.Life > 0 {
 		k.ExpiresAt = now.Add(n.Life)
 	}
-	value := APIPrefix + random()
+	value := APIPrefix + secret.Random()
 	if n.Agent != "" {
-		value = AgentPrefix + random()
+		value = AgentPrefix + secret.Random()
 	}
-	k.Hash = digest(value)
+	k.Hash = secret.Digest(value)
 	err := a.o.Store.Write(ctx, func(t plane.Tx) error {
 		if err := a.o.Store.AddToken(t, &k); err != nil {
 			return err

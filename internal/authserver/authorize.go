@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"patchbay/internal/plane"
+	"patchbay/internal/secret"
 )
 
 // MaxQuery bounds what a client asks with.
@@ -112,7 +113,7 @@ func (s *Server) ask(q *request, who plane.Principal) Ask {
 	if a.Name == "" {
 		a.Name = a.Returns
 	}
-	a.Print = digest(strings.Join([]string{q.print(), q.redirect, q.resource.Path, strings.Join(wanted.Names(), " "), who.ID}, "\x00"))
+	a.Print = secret.Digest(strings.Join([]string{q.print(), q.redirect, q.resource.Path, strings.Join(wanted.Names(), " "), who.ID}, "\x00"))
 	return a
 }
 
@@ -154,7 +155,7 @@ func (s *Server) Decide(ctx context.Context, query string, who plane.Principal, 
 
 // grant stores what a person allows, where that is new, and makes the code.
 func (s *Server) grant(ctx context.Context, q *request, who plane.Principal, a *plane.Authorization, rights plane.Rights) (string, error) {
-	code := random()
+	code := secret.Random()
 	anew := a.ID == ""
 	err := s.o.Store.Write(ctx, func(t plane.Tx) error {
 		now := t.Now()
@@ -167,7 +168,7 @@ func (s *Server) grant(ctx context.Context, q *request, who plane.Principal, a *
 		}
 		n := plane.SignIn{ID: plane.NewSignInID(now), Authorization: a.ID, Client: a.Client, Team: a.Team, Rights: rights, Challenge: q.challenge, Redirect: q.redirect, Resource: a.Path,
 			Refreshes: q.client.refreshes, ExpiresAt: a.ExpiresAt}
-		if err := s.o.Store.AddSignIn(t, &n, plane.ClientToken{Hash: digest(code), SignIn: n.ID, Kind: plane.CodeToken, ExpiresAt: now.Add(codeLife)}); err != nil {
+		if err := s.o.Store.AddSignIn(t, &n, plane.ClientToken{Hash: secret.Digest(code), SignIn: n.ID, Kind: plane.CodeToken, ExpiresAt: now.Add(codeLife)}); err != nil {
 			return err
 		}
 		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: strings.Join([]string{a.ID, oneLine(q.client.id, maxRedirect), a.Path, what}, " "), Decision: "allow"})
@@ -185,7 +186,7 @@ func (q *request) print() string {
 	if host, rest, ok := loopbackParts(back); ok {
 		back = "http://" + host + rest
 	}
-	return digest(q.client.print() + back)
+	return secret.Digest(q.client.print() + back)
 }
 
 // answerTo is where the browser goes with an answer (RFC 6749, section 4.1.2; RFC 9207).

@@ -9,10 +9,6 @@ package authserver
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/hex"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -224,16 +220,4 @@ func (s *Server) Revoke(ctx context.Context, by plane.Principal, id string) erro
 	})
 	s.o.Forget()
 	return err
-}
-
-func digest(v string) string {
-	sum := sha256.Sum256([]byte(v))
-	return hex.EncodeToString(sum[:])
-}
-
-// random is 256 bits of it.
-func random() string {
-	var b [32]byte
-	rand.Read(b[:])
-	return base64.RawURLEncoding.EncodeToString(b[:])
 }

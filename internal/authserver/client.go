@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"patchbay/internal/plane"
+	"patchbay/internal/secret"
 )
 
 // Ways in which a client came to be known.
@@ -37,7 +38,7 @@ type client struct {
 // print is of everything that a client says of itself: where it changes, a person is asked
 // again.
 func (c *client) print() string {
-	return digest(strings.Join(append([]string{c.id, c.name, c.uri, c.kind, c.auth}, c.redirects...), "\x00"))
+	return secret.Digest(strings.Join(append([]string{c.id, c.name, c.uri, c.kind, c.auth}, c.redirects...), "\x00"))
 }
 
 func noClient() error {
@@ -73,7 +74,7 @@ func (s *Server) known(id string) (client, bool) {
 	c := client{id: id, name: k.Name, kind: Operators, redirects: k.Redirects, auth: authNone, refreshes: true}
 	if !k.Secret.Empty() {
 		c.auth = authPost
-		k.Secret.Expose(func(v string) { c.secretHash = digest(v) })
+		k.Secret.Expose(func(v string) { c.secretHash = secret.Digest(v) })
 	}
 	return c, true
 }
@@ -118,7 +119,7 @@ func (s *Server) authenticate(r *http.Request, f url.Values) (string, *refusal) 
 	switch {
 	case c.auth == authNone && shown != "":
 		return bad("The client has no secret.")
-	case c.auth != authNone && subtle.ConstantTimeCompare([]byte(digest(shown)), []byte(c.secretHash)) != 1:
+	case c.auth != authNone && subtle.ConstantTimeCompare([]byte(secret.Digest(shown)), []byte(c.secretHash)) != 1:
 		return bad("The client's secret is not the right one.")
 	}
 	return c.id, nil

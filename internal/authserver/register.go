@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"patchbay/internal/plane"
+	"patchbay/internal/secret"
 )
 
 const (
@@ -162,8 +163,8 @@ func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 		out.Grants = append(out.Grants, "refresh_token")
 	}
 	if c.auth != authNone {
-		out.Secret, out.Ends = random(), new(int64)
-		c.secretHash = digest(out.Secret)
+		out.Secret, out.Ends = secret.Random(), new(int64)
+		c.secretHash = secret.Digest(out.Secret)
 	}
 	err = s.o.Store.Write(r.Context(), func(t plane.Tx) error {
 		return s.o.Store.AddClient(t, &plane.Client{ID: c.id, Name: c.name, URI: c.uri, Redirects: c.redirects, Auth: c.auth, SecretHash: c.secretHash, Refreshes: c.refreshes},

@@ -90,7 +90,7 @@ type model struct {
 
 // live reports whether the last access token of a line opens anything.
 func (m *model) live(t *rapid.T, l *line) bool {
-	k, err := m.s.o.Store.(*store.Store).AccessByHash(context.Background(), digest(l.refresh[len(l.refresh)-1].Access))
+	k, err := m.s.o.Store.(*store.Store).AccessByHash(context.Background(), secret.Digest(l.refresh[len(l.refresh)-1].Access))
 	if err != nil {
 		t.Fatalf("%v", err)
 	}

@@ -87,7 +87,7 @@ type judge func(*plane.SignIn, *plane.Authorization, *plane.ClientToken, *shown)
 // hand gives tokens for a code or refresh token, once.
 func (s *Server) hand(ctx context.Context, value, kind string, by *shown, of judge) (out tokens, bad *refusal) {
 	gone := &refusal{code: "invalid_grant", text: "What was shown is not known, was used, is over or is for something else. Sign the client in again."}
-	switch there, err := s.o.Store.KnowsToken(ctx, digest(value)); {
+	switch there, err := s.o.Store.KnowsToken(ctx, secret.Digest(value)); {
 	case err != nil:
 		return tokens{}, &refusal{code: "temporarily_unavailable", text: "The database does not answer.", cause: err}
 	case !there:
@@ -97,7 +97,7 @@ func (s *Server) hand(ctx context.Context, value, kind string, by *shown, of jud
 	for range races {
 		err := s.o.Store.Write(ctx, func(t plane.Tx) error {
 			by.at = t.Now()
-			n, a, k, err := s.o.Store.SignInBy(t, digest(value), kind)
+			n, a, k, err := s.o.Store.SignInBy(t, secret.Digest(value), kind)
 			if plane.KindOf(err) == plane.NotFound {
 				v = refused
 				return nil
@@ -140,13 +140,13 @@ func (s *Server) next(t plane.Tx, n *plane.SignIn, a *plane.Authorization, kind 
 	if n.ExpiresAt.Before(until) {
 		until = n.ExpiresAt
 	}
-	out := tokens{Access: s.o.Token.Access + random(), Type: "Bearer", Expires: int64(until.Sub(now) / time.Second), Scope: strings.Join((n.Rights & a.Rights).Names(), " ")}
+	out := tokens{Access: s.o.Token.Access + secret.Random(), Type: "Bearer", Expires: int64(until.Sub(now) / time.Second), Scope: strings.Join((n.Rights & a.Rights).Names(), " ")}
 	gen := 0
 	if kind == plane.RefreshToken {
 		gen = n.Gen + 1
 	}
 	if n.Refreshes {
-		out.Refresh = s.o.Token.Refresh + random()
+		out.Refresh = s.o.Token.Refresh + secret.Random()
 	}
 	var ok bool
 	var err error
@@ -164,13 +164,13 @@ func (s *Server) next(t plane.Tx, n *plane.SignIn, a *plane.Authorization, kind 
 	if err != nil {
 		return tokens{}, err
 	}
-	if err := s.o.Store.AddClientToken(t, plane.ClientToken{Hash: digest(out.Access), SignIn: n.ID, Kind: plane.AccessToken, Gen: gen, ExpiresAt: until}); err != nil {
+	if err := s.o.Store.AddClientToken(t, plane.ClientToken{Hash: secret.Digest(out.Access), SignIn: n.ID, Kind: plane.AccessToken, Gen: gen, ExpiresAt: until}); err != nil {
 		return tokens{}, err
 	}
 	if out.Refresh == "" {
 		return out, nil
 	}
-	return out, s.o.Store.AddClientToken(t, plane.ClientToken{Hash: digest(out.Refresh), SignIn: n.ID, Kind: plane.RefreshToken, Gen: gen, ExpiresAt: n.ExpiresAt})
+	return out, s.o.Store.AddClientToken(t, plane.ClientToken{Hash: secret.Digest(out.Refresh), SignIn: n.ID, Kind: plane.RefreshToken, Gen: gen, ExpiresAt: n.ExpiresAt})
 }
 
 // once is what the last refresh was answered.
@@ -209,7 +209,7 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, &refusal{code: "invalid_request", text: "token is missing."})
 		return
 	}
-	there, err := s.o.Store.KnowsToken(r.Context(), digest(f.Get("token")))
+	there, err := s.o.Store.KnowsToken(r.Context(), secret.Digest(f.Get("token")))
 	if err == nil && there {
 		err = s.signOut(r.Context(), id, f.Get("token"))
 	}
@@ -227,7 +227,7 @@ func (s *Server) signOut(ctx context.Context, client, token string) error {
 	err := s.o.Store.Write(ctx, func(t plane.Tx) error {
 		ended = false
 		for _, kind := range []string{plane.RefreshToken, plane.AccessToken} {
-			n, a, _, err := s.o.Store.SignInBy(t, digest(token), kind)
+			n, a, _, err := s.o.Store.SignInBy(t, secret.Digest(token), kind)
 			if plane.KindOf(err) == plane.NotFound {
 				continue
 			}
