@@ -236,7 +236,9 @@ func TestWhoRegistersIsBounded(t *testing.T) {
 		{"", func(i int) (string, string) { return "X-Forwarded-For", fmt.Sprint("198.51.100.", i) }, 10},
 		{"", func(i int) (string, string) { return "Origin", fmt.Sprintf("https://p%d.example", i) }, 10},
 		{"trusted_proxies: [127.0.0.0/8]\n", func(i int) (string, string) { return "X-Forwarded-For", fmt.Sprint("203.0.113.9, 198.51.100.", i) }, 20},
-		{"trusted_proxies: [127.0.0.1]\n", func(i int) (string, string) { return "X-Forwarded-For", fmt.Sprint("203.0.113.", i, ", 198.51.100.7, 127.0.0.1") }, 10},
+		{"trusted_proxies: [127.0.0.1]\n", func(i int) (string, string) {
+			return "X-Forwarded-For", fmt.Sprint("203.0.113.", i, ", 198.51.100.7, 127.0.0.1")
+		}, 10},
 	} {
 		s := startWith(t, "", c.trusted+"limits: {clients_per_minute: 30}\n", func(o *app.Options) { clock := storetest.NewClock(); o.Clock, o.Local = clock, clock })
 		taken := 0
