@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -49,14 +50,14 @@ func query(client string) string {
 }
 
 // letIn has the person let a client in, and returns the code.
-func letIn(t interface{ Fatalf(string, ...any) }, s *Server, client string) string {
+func letIn(t interface{ Fatalf(string, ...any) }, s *Server, who plane.Principal, client string) string {
 	ctx := context.Background()
-	ask, back, err := s.Begin(ctx, query(client), ada, true)
+	ask, back, err := s.Begin(ctx, query(client), who, true)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
 	if back == "" {
-		if back, _, err = s.Decide(ctx, query(client), ada, Decision{Allow: true, Print: ask.Print, Rights: ask.Wanted}); err != nil {
+		if back, _, err = s.Decide(ctx, query(client), who, Decision{Allow: true, Print: ask.Print, Rights: ask.Wanted}); err != nil {
 			t.Fatalf("%v", err)
 		}
 	}
@@ -83,6 +84,7 @@ type line struct {
 // model is the grants as they must stand.
 type model struct {
 	s     *Server
+	who   plane.Principal // another for every sequence
 	clock *storetest.Clock
 	lines []*line
 	let   map[string]time.Time
@@ -102,9 +104,12 @@ func (m *model) live(t *rapid.T, l *line) bool {
 // token once and for whoever lost its answer half a minute longer, and who shows what is
 // over ends all that came of it.
 func TestAGrantsLife(t *testing.T) {
+	s, clock := rig(t)
+	n := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		s, clock := rig(t)
-		m := &model{s: s, clock: clock, let: map[string]time.Time{}}
+		n++
+		m := &model{s: s, who: ada, clock: clock, let: map[string]time.Time{}}
+		m.who.ID += strconv.Itoa(n)
 		rt.Repeat(map[string]func(*rapid.T){
 			"let in":  m.letIn,
 			"redeem":  m.redeem,
@@ -123,7 +128,7 @@ func (m *model) letIn(t *rapid.T) {
 	if end, ok := m.let[client]; !ok || !now.Before(end) {
 		m.let[client] = now.Add(m.s.o.Limits.ConsentLife)
 	}
-	m.lines = append(m.lines, &line{client: client, code: letIn(t, m.s, client), until: now.Add(codeLife), ends: m.let[client]})
+	m.lines = append(m.lines, &line{client: client, code: letIn(t, m.s, m.who, client), until: now.Add(codeLife), ends: m.let[client]})
 }
 
 func (m *model) pick(t *rapid.T) *line {
@@ -194,7 +199,7 @@ func (m *model) refresh(t *rapid.T) {
 
 func (m *model) revoke(t *rapid.T) {
 	client := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "client")
-	all, err := m.s.List(context.Background(), ada.ID)
+	all, err := m.s.List(context.Background(), m.who.ID)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -202,7 +207,7 @@ func (m *model) revoke(t *rapid.T) {
 	if i < 0 {
 		return
 	}
-	if err := m.s.Revoke(context.Background(), ada, all[i].ID); err != nil {
+	if err := m.s.Revoke(context.Background(), m.who, all[i].ID); err != nil {
 		t.Fatalf("%v", err)
 	}
 	delete(m.let, client)
@@ -229,7 +234,7 @@ func (m *model) hold(t *rapid.T) {
 func TestARefreshOfTwo(t *testing.T) {
 	s, _ := rig(t)
 	by := shown{client: "a", redirect: "https://a.example/cb", verifier: verifier}
-	first, bad := s.hand(t.Context(), letIn(t, s, "a"), plane.CodeToken, &by, ofCode)
+	first, bad := s.hand(t.Context(), letIn(t, s, ada, "a"), plane.CodeToken, &by, ofCode)
 	if bad != nil {
 		t.Fatal(bad)
 	}
