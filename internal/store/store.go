@@ -136,6 +136,11 @@ func (s *Store) openPostgres(o Options) error {
 		cfg.DialFunc = o.Dial
 		cfg.LookupFunc = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
 	}
+	// A replica that stands still in the middle of a transaction holds its rows against all
+	// others; the database ends it. The URL may say otherwise.
+	if _, ok := cfg.RuntimeParams[idleInTransaction]; !ok {
+		cfg.RuntimeParams[idleInTransaction] = "10000" // ms
+	}
 	s.write, s.listen = stdlib.OpenDB(*cfg), cfg
 	s.openLocks(func() *sql.DB { return stdlib.OpenDB(*cfg) })
 	n := o.Conns
@@ -147,6 +152,8 @@ func (s *Store) openPostgres(o Options) error {
 	s.read = s.write
 	return nil
 }
+
+const idleInTransaction = "idle_in_transaction_session_timeout"
 
 // migrate brings the schema up to date. A database that demands a newer program
 // is left as it is; a SQLite file is copied before it is changed.
