@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"time"
@@ -10,123 +11,53 @@ import (
 	"patchbay/internal/command"
 )
 
+// completeTime is how long the shell waits for names.
+const completeTime = 500 * time.Millisecond
+
 // predictors complete names by asking the server, shortly.
 func predictors() map[string]complete.Predictor {
-	ask := func(fill func(e *env) []string) complete.Predictor {
-		return complete.PredictFunc(func(complete.Args) []string {
-			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-			defer cancel()
-			e, err := newEnv(ctx, &cli{}, nil, io.Discard, io.Discard)
-			if err != nil {
-				return nil
-			}
-			return fill(e)
-		})
+	return map[string]complete.Predictor{
+		"server": named("mcp.list", command.MCPListInput{}, func(o *command.MCPList) []command.ServerRow { return o.Servers },
+			func(r command.ServerRow) string { return r.Name }),
+		"tool": named("mcp.tools", command.MCPToolsInput{}, func(o *command.MCPTools) []command.ToolRow { return o.Tools },
+			func(r command.ToolRow) string { return r.Name }),
+		"agent": named("agents.list", command.AgentsListInput{}, func(o *command.AgentsList) []command.AgentRow { return o.Agents },
+			func(r command.AgentRow) string { return r.Slug }),
+		"client": named("clients.list", command.ClientsListInput{}, func(o *command.ClientsList) []command.ClientRow { return o.Clients },
+			func(r command.ClientRow) string { return r.ID }),
+		"person": named("people.list", command.PeopleListInput{}, func(o *command.PeopleList) []command.PersonRow { return o.People },
+			func(r command.PersonRow) string { return cmp.Or(r.Email, r.ID) }),
+		"approval": named("approvals.list", command.ApprovalsListInput{Limit: 20}, func(o *command.ApprovalsList) []command.ApprovalRow { return o.Approvals },
+			func(r command.ApprovalRow) string { return r.ID }),
+		"call": named("calls.list", command.CallsListInput{Limit: 20}, func(o *command.CallsList) []command.CallRow { return o.Calls },
+			func(r command.CallRow) string { return r.ID }),
+		"rule": named("rules.list", command.RulesListInput{}, func(o *command.RulesList) []command.RuleRow { return o.Rules },
+			func(r command.RuleRow) string { return r.ID }),
+		"run": complete.PredictOr(complete.PredictSet("last"), named("runs.list", command.RunsListInput{Limit: 20}, func(o *command.RunsList) []command.RunRow { return o.Runs },
+			func(r command.RunRow) string { return r.ID })),
+		"entry": named("registry.list", command.RegistryListInput{Limit: 200}, func(o *command.RegistryList) []command.RegistryRow { return o.Servers },
+			func(r command.RegistryRow) string { return r.Name }),
+		"proposal": named("proposals.list", command.ProposalsListInput{}, func(o *command.ProposalsList) []command.ProposalRow { return o.Proposals },
+			func(r command.ProposalRow) string { return r.Name }),
 	}
-	out := map[string]complete.Predictor{
-		"server": ask(func(e *env) []string {
-			var out command.MCPList
-			if e.client.Command(e.ctx, "mcp.list", command.MCPListInput{}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, s := range out.Servers {
-				names = append(names, s.Name)
-			}
-			return names
-		}),
-		"tool": ask(func(e *env) []string {
-			var out command.MCPTools
-			if e.client.Command(e.ctx, "mcp.tools", command.MCPToolsInput{}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, t := range out.Tools {
-				names = append(names, t.Name)
-			}
-			return names
-		}),
-		"agent": ask(func(e *env) []string {
-			var out command.AgentsList
-			if e.client.Command(e.ctx, "agents.list", command.AgentsListInput{}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, a := range out.Agents {
-				names = append(names, a.Slug)
-			}
-			return names
-		}),
-		"approval": ask(func(e *env) []string {
-			var out command.ApprovalsList
-			if e.client.Command(e.ctx, "approvals.list", command.ApprovalsListInput{Limit: 20}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, a := range out.Approvals {
-				names = append(names, a.ID)
-			}
-			return names
-		}),
-		"call": ask(func(e *env) []string {
-			var out command.CallsList
-			if e.client.Command(e.ctx, "calls.list", command.CallsListInput{Limit: 20}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, c := range out.Calls {
-				names = append(names, c.ID)
-			}
-			return names
-		}),
-		"rule": ask(func(e *env) []string {
-			var out command.RulesList
-			if e.client.Command(e.ctx, "rules.list", command.RulesListInput{}, &out) != nil {
-				return nil
-			}
-			var names []string
-			for _, r := range out.Rules {
-				names = append(names, r.ID)
-			}
-			return names
-		}),
-		"run": ask(func(e *env) []string {
-			var out command.RunsList
-			if e.client.Command(e.ctx, "runs.list", command.RunsListInput{Limit: 20}, &out) != nil {
-				return nil
-			}
-			names := []string{"last"}
-			for _, r := range out.Runs {
-				names = append(names, r.ID)
-			}
-			return names
-		}),
-	}
-	offered(out, ask)
-	return out
 }
 
-// offered completes names of the registry and of teams' proposals.
-func offered(out map[string]complete.Predictor, ask func(func(e *env) []string) complete.Predictor) {
-	out["entry"] = ask(func(e *env) []string {
-		var out command.RegistryList
-		if e.client.Command(e.ctx, "registry.list", command.RegistryListInput{Limit: 200}, &out) != nil {
+// named completes names of the rows that a command lists.
+func named[T, R any](list string, in any, rows func(*T) []R, name func(R) string) complete.Predictor {
+	return complete.PredictFunc(func(complete.Args) []string {
+		ctx, cancel := context.WithTimeout(context.Background(), completeTime)
+		defer cancel()
+		e, err := newEnv(ctx, &cli{}, nil, io.Discard, io.Discard)
+		if err != nil {
+			return nil
+		}
+		var out T
+		if e.client.Command(e.ctx, list, in, &out) != nil {
 			return nil
 		}
 		var names []string
-		for _, r := range out.Servers {
-			names = append(names, r.Name)
-		}
-		return names
-	})
-	out["proposal"] = ask(func(e *env) []string {
-		var out command.ProposalsList
-		if e.client.Command(e.ctx, "proposals.list", command.ProposalsListInput{}, &out) != nil {
-			return nil
-		}
-		var names []string
-		for _, r := range out.Proposals {
-			names = append(names, r.Name)
+		for _, r := range rows(&out) {
+			names = append(names, name(r))
 		}
 		return names
 	})

@@ -120,7 +120,7 @@ func (r *playback) sent(to string, want []string) {
 	for _, w := range want[1:] {
 		if name, as, ok := strings.Cut(w, " > "); ok {
 			r.vars[as] = u.Query().Get(name)
-		} else if name, value, _ := strings.Cut(w, " = "); u.Query().Get(name) != value {
+		} else if name, value, _ := strings.Cut(w, " ="); u.Query().Get(name) != strings.TrimPrefix(value, " ") || u.Query().Has(name) != (value != "") {
 			r.t.Errorf("%s is %q, not %q", name, u.Query().Get(name), value)
 		}
 	}

@@ -127,6 +127,9 @@ var pageAttacks = []attack{
 		if to := x.led(x.ada, x.asks(nil)); !strings.HasPrefix(to, "https://guest.example/cb?code=") {
 			return "it is asked again: " + to
 		}
+		if to := x.led(x.ada, x.asks(map[string]string{"prompt": "none"})); !strings.HasPrefix(to, "https://guest.example/cb?code=") {
+			return "nobody has to be asked: " + to
+		}
 		for name, value := range map[string]string{"Sec-Purpose": "prefetch;prerender", "Sec-Fetch-Dest": "iframe"} {
 			req, err := http.NewRequest("GET", x.asks(nil), nil)
 			if err != nil {

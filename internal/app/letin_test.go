@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"html"
 	"io"
 	"maps"
@@ -291,6 +292,52 @@ func TestAClientSignsItsPersonIn(t *testing.T) {
 	}
 	if got := strings.Join(trail, ", "); !strings.Contains(got, "client.authorize allow") || !strings.Contains(got, "client.revoke allow") {
 		t.Errorf("%s", got)
+	}
+}
+
+// TestAClientWorksForATeam: what a person chooses on the page comes beside what they have, of
+// their own teams alone, and for as long as they are in it.
+func TestAClientWorksForATeam(t *testing.T) {
+	t.Parallel()
+	idp := fake.NewOIDC(t, "ada@example.com")
+	m := fake.NewMCP(t, fake.Tool("look", `"annotations":{"readOnlyHint":true}`))
+	config := func(members string) string {
+		return fmt.Sprintf(`identity: {oidc: {issuer: %q, client_id: patchbay}, admins: [root@example.com]}
+teams:
+  payments: {members: [%s], connections: {pay: {url: %q}}}
+  legal: {members: [bob@example.com]}
+egress: {allow: [{to: %q, for: [pay]}]}
+`, idp.URL, members, m.Endpoint(), m.URL)
+	}
+	s := start(t, "", config("ada@example.com"))
+	g := newGuest(t, s, through(t, s), "general")
+	tools := func(token string) (names []string) {
+		out, err := s.plug("general", token, mcp.Version20251125, nil).ListTools(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range out.Tools {
+			names = append(names, x.Name)
+		}
+		return names
+	}
+	alone := g.signIn()
+	if got := tools(alone.Access); len(got) != 0 {
+		t.Errorf("without a team: %v", got)
+	}
+	_, with := g.spend(g.lets(g.asks(nil), "allow", url.Values{"team": {"payments"}}).Get("code"), nil)
+	if got := tools(with.Access); len(got) != 1 || got[0] != "mcp__pay__look" {
+		t.Errorf("with the team: %v", got)
+	}
+	if _, _, body := g.page(g.asks(nil)); !strings.Contains(body, "payments: 1 tool in all") || strings.Contains(body, "legal") {
+		t.Errorf("the teams to choose from: %s", body)
+	}
+	if got := tools(alone.Access); len(got) != 0 {
+		t.Errorf("the other sign-in has the team too: %v", got)
+	}
+	s.write(config(""))
+	if got := tools(with.Access); len(got) != 0 {
+		t.Errorf("out of the team: %v", got)
 	}
 }
 

@@ -1,9 +1,10 @@
-// Package authn tells who is calling: the socket's owner, an API or agent token,
-// a browser signed in by an issuer (OpenID Connect), by a Cloudflare Access
-// assertion, or, on a loopback install with nothing configured, by the link that
-// serve printed. It promises that tokens and sessions are stored hashed, that an
-// email counts only when the issuer says it is verified, and that whoever is not
-// known is nobody.
+// Package authn tells who is calling: the socket's owner, an API or agent token, an MCP
+// client's access token, a browser signed in by an issuer (OpenID Connect), by a Cloudflare
+// Access assertion, or, on a loopback install with nothing configured, by the link that
+// serve printed. It promises that tokens and sessions are stored hashed, that a client's
+// token opens one path, that what was revoked is refused within a second, that an email
+// counts only when the issuer says it is verified, and that whoever is not known, or was shut
+// out, is nobody.
 package authn
 
 import (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -130,11 +131,11 @@ func (s *Server) Decide(ctx context.Context, query string, who plane.Principal, 
 	}
 	if !d.Allow {
 		err := s.o.Store.Write(ctx, func(t plane.Tx) error {
-			return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: oneLine(q.client.id, maxRedirect) + " " + q.resource.Path, Decision: "deny"})
+			return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: readable(q.client.id, maxRedirect) + " " + q.resource.Path, Decision: "deny"})
 		})
 		return s.answerTo(q, url.Values{"error": {"access_denied"}, "error_description": {"The person said no."}}), nil, err
 	}
-	if d.Team != "" && !has(s.o.Teams(who), d.Team) {
+	if d.Team != "" && !slices.Contains(s.o.Teams(who), d.Team) {
 		return "", nil, plane.Errorf(plane.Forbidden, "You are in no such team.").At("team")
 	}
 	rights := d.Rights & ask.Wanted
@@ -166,12 +167,12 @@ func (s *Server) grant(ctx context.Context, q *request, who plane.Principal, a *
 				return err
 			}
 		}
-		n := plane.SignIn{ID: plane.NewSignInID(now), Authorization: a.ID, Client: a.Client, Team: a.Team, Rights: rights, Challenge: q.challenge, Redirect: q.redirect, Resource: a.Path,
+		n := plane.SignIn{ID: plane.NewSignInID(now), Authorization: a.ID, Client: a.Client, Team: a.Team, Rights: rights, Challenge: q.challenge, Redirect: q.redirect,
 			Refreshes: q.client.refreshes, ExpiresAt: a.ExpiresAt}
 		if err := s.o.Store.AddSignIn(t, &n, plane.ClientToken{Hash: secret.Digest(code), SignIn: n.ID, Kind: plane.CodeToken, ExpiresAt: now.Add(codeLife)}); err != nil {
 			return err
 		}
-		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: strings.Join([]string{a.ID, oneLine(q.client.id, maxRedirect), a.Path, what}, " "), Decision: "allow"})
+		return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: strings.Join([]string{a.ID, readable(q.client.id, maxRedirect), a.Path, what}, " "), Decision: "allow"})
 	})
 	if anew {
 		s.o.Forget() // what it may do may be less than before
@@ -230,7 +231,7 @@ func (s *Server) read(ctx context.Context, query string, who plane.Principal) (*
 		return nil, err
 	}
 	if !matches(q.client.redirects, q.redirect) {
-		return nil, plane.Errorf(plane.InvalidInput, "The client wants its answer at %s, which is not an address that it is registered with. Nothing is sent there.", oneLine(q.redirect, 200)).At("redirect_uri").
+		return nil, plane.Errorf(plane.InvalidInput, "The client wants its answer at %s, which is not an address that it is registered with. Nothing is sent there.", readable(q.redirect, 200)).At("redirect_uri").
 			Then("If you did not begin this yourself, close this page.")
 	}
 	switch method := v.Get("code_challenge_method"); {

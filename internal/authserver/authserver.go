@@ -168,8 +168,8 @@ func (s *Server) endpoint(path string) (Resource, bool) {
 	return Resource{Path: path, Agent: slug}, ok && plane.ValidSlug(slug)
 }
 
-// Rights of clients. An agent's endpoint takes both of the first; the commands' are those
-// that config and policy know.
+// Rights of clients: an agent's endpoint takes both of the first, the commands' every one;
+// the last are what a client gets at most that asks for none.
 const (
 	agentRights   = plane.MCPRead | plane.RunsWrite
 	commandRights = plane.AllRights
@@ -185,7 +185,7 @@ func (r Resource) offered() plane.Rights {
 	return commandRights
 }
 
-func (r Resource) usual() plane.Rights { return r.offered() & (agentRights | usualRights) }
+func (r Resource) usual() plane.Rights { return r.offered() & usualRights }
 
 // wanted reads a scope. What nobody here knows is left out (RFC 6749, section 3.3).
 func (r Resource) wanted(scope string) plane.Rights {

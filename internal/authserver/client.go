@@ -127,7 +127,7 @@ func (s *Server) authenticate(r *http.Request, f url.Values) (string, *refusal) 
 
 // CheckKnown judges what config says of a client.
 func CheckKnown(id string, redirects []string) error {
-	if id == "" || oneLine(id, maxRedirect) != id {
+	if id == "" || readable(id, maxRedirect) != id {
 		return plane.Errorf(plane.InvalidInput, "A client's id is one line.")
 	}
 	if len(redirects) == 0 || len(redirects) > maxRedirects {

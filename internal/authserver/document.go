@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,6 +56,7 @@ type metadata struct {
 	Auth      string   `json:"token_endpoint_auth_method,omitempty"`
 	Grants    []string `json:"grant_types,omitempty"`
 	Responses []string `json:"response_types,omitempty"`
+	Auths     []string `json:"token_endpoint_auth_methods_supported,omitempty"` // of a document
 }
 
 // documentAddress judges a client id that is the address of a metadata document (draft
@@ -175,14 +177,8 @@ func (s *Server) fetch(ctx context.Context, id string, u *url.URL) (client, time
 	if m.ID != id {
 		return bad(nil, "is about another client")
 	}
-	var also struct {
-		Auths []string `json:"token_endpoint_auth_methods_supported"`
-	}
-	if err := json.Unmarshal(body, &also); err != nil {
-		return bad(err, "cannot be read")
-	}
-	if m.Auth != "" && m.Auth != authNone && !has(also.Auths, authNone) {
-		return bad(nil, "asks for %s; a client with a document shows itself by nothing here but its code's verifier", oneLine(m.Auth, 40))
+	if m.Auth != "" && m.Auth != authNone && !slices.Contains(m.Auths, authNone) {
+		return bad(nil, "asks for %s; a client with a document shows itself by nothing here but its code's verifier", readable(m.Auth, 40))
 	}
 	m.Auth = authNone
 	c, err := m.client(id, Document)
@@ -222,7 +218,7 @@ func (m *metadata) client(id, kind string) (client, error) {
 	bad := func(field, format string, args ...any) (client, error) {
 		return client{}, plane.Errorf(plane.InvalidInput, format, args...).At(field)
 	}
-	c := client{id: id, kind: kind, name: oneLine(m.Name, maxClientName), auth: m.Auth, redirects: m.Redirects, refreshes: len(m.Grants) == 0}
+	c := client{id: id, kind: kind, name: readable(m.Name, maxClientName), auth: m.Auth, redirects: m.Redirects, refreshes: len(m.Grants) == 0 || slices.Contains(m.Grants, "refresh_token")}
 	if n := len(m.Redirects); n == 0 || n > maxRedirects {
 		return bad("redirect_uris", "A client has 1 to %d redirect URIs, not %d.", maxRedirects, n)
 	}
@@ -235,13 +231,10 @@ func (m *metadata) client(id, kind string) (client, error) {
 			return bad("redirect_uris", "A redirect URI with a scheme of its own is for clients that an operator registered, under clients in patchbay.yaml.")
 		}
 	}
-	for _, g := range m.Grants {
-		c.refreshes = c.refreshes || g == "refresh_token"
-	}
-	if len(m.Grants) > 0 && !has(m.Grants, "authorization_code") {
+	if len(m.Grants) > 0 && !slices.Contains(m.Grants, "authorization_code") {
 		return bad("grant_types", "A client signs people in by authorization_code.")
 	}
-	if len(m.Responses) > 0 && !has(m.Responses, "code") {
+	if len(m.Responses) > 0 && !slices.Contains(m.Responses, "code") {
 		return bad("response_types", "A client is answered with a code.")
 	}
 	if m.URI != "" {
@@ -252,18 +245,9 @@ func (m *metadata) client(id, kind string) (client, error) {
 	return c, nil
 }
 
-func has(list []string, want string) bool {
-	for _, v := range list {
-		if v == want {
-			return true
-		}
-	}
-	return false
-}
-
-// oneLine is a text of somebody's without what cannot be seen, or would move about on a page
+// readable is a text of somebody's without what cannot be seen, or would move about on a page
 // what can. Nothing is left of one that has nothing to read.
-func oneLine(text string, most int) string {
+func readable(text string, most int) string {
 	var b strings.Builder
 	n, marks, reads := 0, 0, false
 	for _, r := range text {

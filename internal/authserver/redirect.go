@@ -3,6 +3,7 @@ package authserver
 import (
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -73,10 +74,8 @@ func redirect(raw string) (class, string, error) {
 		}
 		return loopback, u.Host, nil
 	}
-	for _, s := range neverSchemes {
-		if u.Scheme == s {
-			return bad("has the scheme " + s)
-		}
+	if slices.Contains(neverSchemes, u.Scheme) {
+		return bad("has the scheme " + u.Scheme)
 	}
 	return private, u.Scheme + ":", nil
 }

@@ -73,7 +73,7 @@ func (g *gates) forget(now time.Time) {
 func network(address string) string {
 	a, err := netip.ParseAddr(address)
 	if err != nil {
-		return address
+		return "unknown"
 	}
 	if a = a.Unmap(); a.Is6() {
 		if p, err := a.WithZone("").Prefix(64); err == nil {
@@ -86,8 +86,8 @@ func network(address string) string {
 // Tick does what is due now and then.
 func (s *Server) Tick() { s.gates.forget(s.o.Clock.Now()) }
 
-// origin is the site whose page asks, if one does.
-func origin(r *http.Request) string {
+// page is the site whose page asks, if one does.
+func page(r *http.Request) string {
 	if o := r.Header.Get("Origin"); o != "" {
 		return "page " + o[:min(len(o), 200)]
 	}
@@ -125,7 +125,7 @@ func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 	case !s.o.Register:
 		s.refuse(w, &refusal{code: "access_denied", text: "Clients do not register themselves here; an operator registers them, under clients in patchbay.yaml."})
 		return
-	case !s.gates.pass(now, network(s.o.Address(r)), origin(r)):
+	case !s.gates.pass(now, network(s.o.Address(r)), page(r)):
 		s.refuse(w, &refusal{code: "temporarily_unavailable", text: "Too many clients register. Try again in a minute.", wait: time.Minute})
 		return
 	}

@@ -266,7 +266,7 @@ func readForm(w http.ResponseWriter, r *http.Request) (url.Values, *refusal) {
 func single(v url.Values) (url.Values, *refusal) {
 	for name, all := range v {
 		if len(all) > 1 {
-			return nil, &refusal{code: "invalid_request", text: oneLine(name, 40) + " stands there twice."}
+			return nil, &refusal{code: "invalid_request", text: readable(name, 40) + " stands there twice."}
 		}
 	}
 	return v, nil

@@ -73,7 +73,7 @@ func (o *ClientsList) Text(w io.Writer, s Style) {
 
 // ClientInput names what a person let a client do.
 type ClientInput struct {
-	ID string `arg:"" json:"id" help:"Id of the client, aut_…"`
+	ID string `arg:"" json:"id" help:"Id of the client, aut_…" predictor:"client"`
 }
 
 // Text is silent: it was done.
@@ -111,7 +111,7 @@ func (o *PeopleList) Text(w io.Writer, s Style) {
 
 // PersonInput names somebody.
 type PersonInput struct {
-	Person string `arg:"" json:"person" help:"Their verified address, or issuer|subject."`
+	Person string `arg:"" json:"person" help:"Their verified address, or issuer|subject." predictor:"person"`
 }
 
 // Text is silent: it was done.

@@ -47,7 +47,6 @@ type SignIn struct {
 	Rights        Rights // the same
 	Challenge     string // S256 of the verifier
 	Redirect      string // as the client sent it
-	Resource      string
 	Refreshes     bool
 	CreatedAt     time.Time
 	RedeemedAt    time.Time // the code's; zero before

@@ -125,7 +125,7 @@ func (s *Store) RevokeAuthorization(t plane.Tx, id string) (bool, error) {
 	return true, s.touchAccess(x)
 }
 
-const signInColumns = `id, authorized, client, team, rights, challenge, redirect, resource, refreshes, created_at, redeemed_at, gen, rotated_at, answer, expires_at, ended_at`
+const signInColumns = `id, authorized, client, team, rights, challenge, redirect, refreshes, created_at, redeemed_at, gen, rotated_at, answer, expires_at, ended_at`
 
 // AddSignIn stores a sign-in of a client, with its code, unless its person is shut out. Of
 // the same authorization, sign-ins whose code nobody came for in time make room.
@@ -149,8 +149,8 @@ func (s *Store) AddSignIn(t plane.Tx, n *plane.SignIn, code plane.ClientToken) e
 	if open >= maxOpenSignIns {
 		return plane.Errorf(plane.Limited, "The client has begun %d sign-ins and ended none.", open).Then("Try again in an hour, or take back what it may do: patchbay clients list")
 	}
-	if _, err := x.exec(`INSERT INTO signins (`+signInColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0)`,
-		n.ID, n.Authorization, n.Client, n.Team, int64(n.Rights), n.Challenge, n.Redirect, n.Resource, flag(n.Refreshes), plane.Micros(t.Now()), []byte{}, plane.Micros(n.ExpiresAt)); err != nil {
+	if _, err := x.exec(`INSERT INTO signins (`+signInColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0)`,
+		n.ID, n.Authorization, n.Client, n.Team, int64(n.Rights), n.Challenge, n.Redirect, flag(n.Refreshes), plane.Micros(t.Now()), []byte{}, plane.Micros(n.ExpiresAt)); err != nil {
 		return err
 	}
 	return s.AddClientToken(t, code)
@@ -173,13 +173,13 @@ func (s *Store) SignInBy(t plane.Tx, hash, kind string) (n plane.SignIn, a plane
 	err = x.each(func(r *sql.Rows) error {
 		found = true
 		var rights, refreshes, created, redeemed, rotated, expires, ended, over int64
-		err := r.Scan(&n.ID, &n.Authorization, &n.Client, &n.Team, &rights, &n.Challenge, &n.Redirect, &n.Resource, &refreshes, &created, &redeemed, &n.Gen, &rotated, &n.Answer, &expires, &ended, &k.Hash, &k.Gen, &over)
+		err := r.Scan(&n.ID, &n.Authorization, &n.Client, &n.Team, &rights, &n.Challenge, &n.Redirect, &refreshes, &created, &redeemed, &n.Gen, &rotated, &n.Answer, &expires, &ended, &k.Hash, &k.Gen, &over)
 		n.Rights = plane.Rights(rights)
 		n.Refreshes, n.CreatedAt, n.RedeemedAt, n.RotatedAt = refreshes != 0, plane.FromMicros(created), plane.FromMicros(redeemed), plane.FromMicros(rotated)
 		n.ExpiresAt, n.EndedAt = plane.FromMicros(expires), plane.FromMicros(ended)
 		k.SignIn, k.Kind, k.ExpiresAt = n.ID, kind, plane.FromMicros(over)
 		return err
-	}, `SELECT n.id, n.authorized, n.client, n.team, n.rights, n.challenge, n.redirect, n.resource, n.refreshes, n.created_at, n.redeemed_at, n.gen, n.rotated_at, n.answer, n.expires_at, n.ended_at,
+	}, `SELECT n.id, n.authorized, n.client, n.team, n.rights, n.challenge, n.redirect, n.refreshes, n.created_at, n.redeemed_at, n.gen, n.rotated_at, n.answer, n.expires_at, n.ended_at,
 		k.hash, k.gen, k.expires_at FROM client_tokens k JOIN signins n ON n.id = k.signin WHERE k.hash = ? AND k.kind = ?`, hash, kind)
 	if err == nil && !found {
 		err = plane.Errorf(plane.NotFound, "There is no such token.")

@@ -360,3 +360,11 @@ func toolCount(n int) string {
 	}
 	return number(n) + " tools"
 }
+
+// agentOr is what a client may use, by name.
+func agentOr(c command.ClientRow) string {
+	if c.Agent == "" {
+		return "the commands"
+	}
+	return c.Agent
+}

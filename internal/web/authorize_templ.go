@@ -1021,9 +1021,9 @@ func clientsPage(v *visit, l *command.ClientsList, all, admin bool) templ.Compon
 					return templ_7745c5c3_Err
 				}
 				var templ_7745c5c3_Var50 string
-				templ_7745c5c3_Var50, templ_7745c5c3_Err = templ.JoinStringErrs(c.Agent)
+				templ_7745c5c3_Var50, templ_7745c5c3_Err = templ.JoinStringErrs(agentOr(c))
 				if templ_7745c5c3_Err != nil {
-					return templ.Error{Err: templ_7745c5c3_Err, FileName: `authorize.templ`, Line: 195, Col: 172}
+					return templ.Error{Err: templ_7745c5c3_Err, FileName: `authorize.templ`, Line: 195, Col: 175}
 				}
 				_, templ_7745c5c3_Err = templ_7745c5c3_Buffer.WriteString(templ.EscapeString(templ_7745c5c3_Var50))
 				if templ_7745c5c3_Err != nil {

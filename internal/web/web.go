@@ -1,5 +1,5 @@
 // Package web is the pages: the dashboard, the connect page and its results, the OAuth
-// callback and signing in. It promises that looking at a page changes nothing, that every
+// callback, signing in, and the question whether an MCP client may act for somebody. It promises that looking at a page changes nothing, that every
 // page works by keyboard and without script, that what was typed is not lost when a form
 // is refused, and that no page shows a secret or names what is somebody else's.
 package web

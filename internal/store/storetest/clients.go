@@ -34,7 +34,7 @@ func clientsSignIn(t *testing.T, s *store.Store, clock *Clock) {
 	if again.ID != "aut_1" {
 		t.Errorf("a person has two authorizations of one client: %s", again.ID)
 	}
-	n := plane.SignIn{ID: "sgn_1", Authorization: "aut_1", Client: "clt_1", Team: "pay", Rights: plane.MCPRead | plane.RunsWrite | plane.AdminRight, Challenge: "ch", Redirect: "http://127.0.0.1:1/cb", Resource: "/mcp", Refreshes: true, ExpiresAt: a.ExpiresAt}
+	n := plane.SignIn{ID: "sgn_1", Authorization: "aut_1", Client: "clt_1", Team: "pay", Rights: plane.MCPRead | plane.RunsWrite | plane.AdminRight, Challenge: "ch", Redirect: "http://127.0.0.1:1/cb", Refreshes: true, ExpiresAt: a.ExpiresAt}
 	write(t, s, func(tx plane.Tx) error {
 		return s.AddSignIn(tx, &n, plane.ClientToken{Hash: "code", SignIn: "sgn_1", Kind: plane.CodeToken, ExpiresAt: clock.Now().Add(time.Minute)})
 	})

@@ -37,7 +37,6 @@ CREATE TABLE signins (
   rights         BIGINT NOT NULL,
   challenge      TEXT NOT NULL,
   redirect       TEXT NOT NULL,
-  resource       TEXT NOT NULL,
   refreshes      BIGINT NOT NULL,
   created_at     BIGINT NOT NULL,
   redeemed_at    BIGINT NOT NULL,
