@@ -133,7 +133,7 @@ func (s *Server) Decide(ctx context.Context, query string, who plane.Principal, 
 		err := s.o.Store.Write(ctx, func(t plane.Tx) error {
 			return s.o.Store.AddAudit(t, plane.AuditEntry{Who: who.ID, Action: "client.authorize", What: readable(q.client.id, maxRedirect) + " " + q.resource.Path, Decision: "deny"})
 		})
-		return s.answerTo(q, url.Values{"error": {"access_denied"}, "error_description": {"The person said no."}}), nil, err
+		return s.answerTo(q, url.Values{"error": {"access_denied"}, "error_description": {"The person said no"}}), nil, err
 	}
 	if d.Team != "" && !slices.Contains(s.o.Teams(who), d.Team) {
 		return "", nil, plane.Errorf(plane.Forbidden, "You are in no such team.").At("team")

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -57,6 +58,9 @@ type ClientsList struct {
 
 // Text draws the clients.
 func (o *ClientsList) Text(w io.Writer, s Style) {
+	if len(o.Clients) == 0 && s.Terminal {
+		fmt.Fprintln(w, "No client was let in. Add an agent's address to an MCP client, and it sends you to sign in: docs/agents.md")
+	}
 	var rows [][]string
 	for _, c := range o.Clients {
 		agent, used := c.Agent, "used "+s.ago(c.UsedAt)
@@ -98,6 +102,9 @@ type PeopleList struct {
 
 // Text draws the people.
 func (o *PeopleList) Text(w io.Writer, s Style) {
+	if len(o.People) == 0 && s.Terminal {
+		fmt.Fprintln(w, "Nobody was seen yet but the owner of this computer, whom nothing shuts out.")
+	}
 	var rows [][]string
 	for _, p := range o.People {
 		state := "in"

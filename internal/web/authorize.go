@@ -154,6 +154,15 @@ func next(w http.ResponseWriter, r *http.Request) string {
 	return string(b)
 }
 
+// goOn sends a browser that has just signed in to the question that it came for. It is no
+// redirect: where the question leads on to the client by itself, a browser would hold that
+// against the form's page.
+func (p *Pages) goOn(w http.ResponseWriter, r *http.Request, to string) {
+	s := p.site(r)
+	s.refresh = "0; url=" + to
+	p.render(w, r, http.StatusOK, signedInPage(s, to))
+}
+
 // letIn is the question as the page shows it.
 type letIn struct {
 	authserver.Ask

@@ -51,7 +51,11 @@ func (p *Pages) local(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		http.SetCookie(w, c)
-		http.Redirect(w, r, next(w, r), http.StatusSeeOther)
+		if to := next(w, r); to != "/" {
+			p.goOn(w, r, to)
+			return
+		}
+		http.Redirect(w, r, "/", http.StatusSeeOther)
 	default:
 		w.Header().Set("Allow", "GET, POST")
 		p.render(w, r, http.StatusMethodNotAllowed, problemPage(p.site(r), titles[405], "This address shows a page and takes its form.", "", ""))

@@ -286,3 +286,40 @@ func TestSignInOfTheInspector(t *testing.T) {
 		t.Error(out)
 	}
 }
+
+// TestSignInOfAStranger: a browser that is nobody yet comes back to the question by the
+// printed link, and where the question has an answer already, on to the client.
+func TestSignInOfAStranger(t *testing.T) {
+	d := newDoor(t)
+	redirect, came := callbacks(t)
+	base := d.publicURL(t)
+	resp, err := http.Post(base+"/oauth/register", "application/json", strings.NewReader(fmt.Sprintf(`{"client_name":"Stranger","redirect_uris":[%q],"token_endpoint_auth_method":"none"}`, redirect)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var client struct {
+		ID string `json:"client_id"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&client); err != nil {
+		t.Fatal(err)
+	}
+	for _, agent := range []string{"general", "nobody"} {
+		b := newBrowser(t)
+		b.open(base + "/oauth/authorize?" + url.Values{"response_type": {"code"}, "client_id": {client.ID}, "redirect_uri": {redirect}, "resource": {base + "/mcp/agents/" + agent},
+			"state": {agent}, "code_challenge_method": {"S256"}, "code_challenge": {strings.Repeat("c", 43)}}.Encode())
+		b.says("Sign in first")
+		words := strings.Fields(d.must("signin"))
+		b.open(words[len(words)-1])
+		b.press("Sign in")
+		if agent == "general" {
+			b.says("Let Stranger use general?")
+			b.lets("Let it in")
+		}
+		b.until("Back at the client")
+		q := <-came
+		if agent == "general" && q.Get("code") == "" || agent == "nobody" && q.Get("error") != "invalid_target" || q.Get("state") != agent {
+			t.Errorf("%s: the client hears %v", agent, q)
+		}
+	}
+}
