@@ -30,13 +30,18 @@ func callArgs(c *plane.Call) []any {
 
 // InsertCall adds a call as it is: planned, or settled already.
 func (s *Store) InsertCall(t plane.Tx, c *plane.Call) error {
+	x := own(t)
 	q, args := `INSERT INTO calls (`+callColumns+`) VALUES (`+callMarks+`)`, []any(nil)
-	if lean(c) {
-		q, args = `INSERT INTO calls (`+leanColumns+`) VALUES (`+leanMarks+`)`, leanArgs(c, 0)
-	} else {
+	switch {
+	case lean(c) && x.keeps && c.State.Final():
+		x.keep(c)
+		return nil
+	case lean(c):
+		q, args = `INSERT INTO calls (`+leanColumns+`) VALUES (`+leanMarks+`)`, appendLean(nil, c)
+	default:
 		args = callArgs(c)
 	}
-	res, err := own(t).exec(q, args...)
+	res, err := x.exec(q, args...)
 	return exactly(res, err, 1, plane.Errorf(plane.Conflict, "The call is recorded already."))
 }
 
@@ -55,10 +60,10 @@ func lean(c *plane.Call) bool {
 	return c.Fence == 0 && c.ToolUse == "" && c.Replaces == "" && c.ResolvedBy == "" && c.Note == "" && c.Idem == "" && c.Approval == "" && c.Evidence == "" && c.Proof == "" && c.Origin == ""
 }
 
-// leanArgs are for leanMarks, with room for more.
-func leanArgs(c *plane.Call, more int) []any {
-	return append(make([]any, 0, 23+more), c.ID, c.Run, c.Agent, c.Principal, c.Connection, c.Version, c.Server, c.Tool, c.Alias, c.Fingerprint, c.Class,
-		c.ArgsDigest, c.State, c.Reason, c.Attempts, plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), c.Bytes, c.Target, c.Spec, c.Result, c.Owner, c.Upstream.Microseconds())
+// appendLean appends what leanMarks stand for, as a driver takes it.
+func appendLean(to []any, c *plane.Call) []any {
+	return append(to, string(c.ID), string(c.Run), c.Agent, c.Principal, string(c.Connection), c.Version, c.Server, c.Tool, c.Alias, c.Fingerprint, string(c.Class),
+		c.ArgsDigest, string(c.State), c.Reason, int64(c.Attempts), plane.Micros(c.PlannedAt), plane.Micros(c.DoneAt), int64(c.Bytes), c.Target, c.Spec, c.Result, c.Owner, c.Upstream.Microseconds())
 }
 
 // standing is the condition that a dispatch re-checks in the database: the
@@ -95,7 +100,7 @@ func (s *Store) InsertDispatched(t plane.Tx, c *plane.Call) error {
 	q, args := `INSERT INTO calls (`+callColumns+`) SELECT `+callMarks+` WHERE`+standing, []any(nil)
 	if lean(c) && c.Class != plane.Query && c.Target != "" {
 		q = `INSERT INTO calls (` + leanColumns + `) SELECT ` + leanMarks + ` WHERE` + connected + ` AND NOT EXISTS (SELECT 1 FROM claims WHERE` + claimed + `)`
-		args = append(append(leanArgs(c, 7), c.Connection, c.Version), claimedArgs(c)...)
+		args = append(append(appendLean(make([]any, 0, 32), c), c.Connection, c.Version), claimedArgs(c)...)
 	} else {
 		args = append(callArgs(c), standingArgs(c)...)
 	}

@@ -18,6 +18,9 @@ func (t *tx) unfold(to int) { t.calls = t.calls[:to] }
 
 // flush writes what was kept, before the commit.
 func (t *tx) flush() error {
+	if err := t.writeRows(); err != nil {
+		return err
+	}
 	for len(t.calls) > 0 {
 		n := min(len(t.calls), foldMost)
 		e := t.calls[0]

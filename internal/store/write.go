@@ -31,12 +31,17 @@ type tx struct {
 
 	changed bool               // SQLite: the closure that runs has changed something
 	calls   []plane.AuditEntry // see fold
+	keeps   bool               // rows of calls may wait for others of their kind
+	rows    []*plane.Call      // see keep
 }
 
 // Now is the time that everything in this transaction compares with.
 func (t *tx) Now() time.Time { return t.now }
 
 func (t *tx) exec(q string, args ...any) (sql.Result, error) {
+	if err := t.writeRows(); err != nil {
+		return nil, err
+	}
 	if t.pg != nil {
 		return t.pg.ExecContext(t.ctx, t.s.bind(q), args...)
 	}
@@ -53,6 +58,9 @@ func (t *tx) exec(q string, args ...any) (sql.Result, error) {
 }
 
 func (t *tx) query(q string, args ...any) (*sql.Rows, error) {
+	if err := t.writeRows(); err != nil {
+		return nil, err
+	}
 	if t.pg != nil {
 		return t.pg.QueryContext(t.ctx, t.s.bind(q), args...)
 	}
@@ -181,7 +189,8 @@ type batcher struct {
 	once  sync.Once
 	stmts map[string]*sql.Stmt // of conn; used by the goroutine only
 	conn  *sql.Conn
-	crowd int // how many wrote at once lately
+	rows  rowWriter // on conn
+	crowd int       // how many wrote at once lately
 
 	mu      sync.Mutex
 	closed  bool
@@ -262,6 +271,7 @@ func (b *batcher) loop() {
 			for _, st := range b.stmts {
 				st.Close()
 			}
+			b.rows.close()
 			if b.conn != nil {
 				b.conn.Close()
 			}
@@ -362,7 +372,7 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 	if err := b.plain(ctx, "BEGIN IMMEDIATE"); err != nil {
 		return errs, err
 	}
-	t := &tx{ctx: ctx, now: b.s.clock.Now(), s: b.s, conn: b.conn}
+	t := &tx{ctx: ctx, now: b.s.clock.Now(), s: b.s, conn: b.conn, keeps: !savepoints}
 	for i, j := range batch {
 		if savepoints {
 			if err := b.plain(ctx, "SAVEPOINT one"); err != nil {
@@ -390,6 +400,9 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 		}
 	}
 	if err := t.flush(); err != nil {
+		if len(batch) > 1 && !savepoints {
+			return make([]error, len(batch)), errAgain // whose it is shows then
+		}
 		return errs, err
 	}
 	if err := b.plain(ctx, "COMMIT"); err != nil {
