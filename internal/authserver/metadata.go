@@ -175,16 +175,20 @@ func (s *Server) Handler() http.Handler {
 // Serves reports whether a path is one of Handler's.
 func (s *Server) Serves(path string) bool {
 	switch path {
-	case TokenPath, RevokePath, RegisterPath, KeysPath, s.o.Commands + OpenIDMetadataPath:
+	case TokenPath, RevokePath, RegisterPath, KeysPath:
 		return true
 	}
-	for _, p := range []string{ServerMetadataPath, OpenIDMetadataPath, ResourceMetadataPath} {
-		if path == p || strings.HasPrefix(path, p+"/") {
+	for _, p := range [...]string{ServerMetadataPath, OpenIDMetadataPath, ResourceMetadataPath} {
+		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '/') {
 			return true
 		}
 	}
-	slug, ok := strings.CutPrefix(strings.TrimSuffix(path, OpenIDMetadataPath), s.o.Agents)
-	return ok && strings.HasSuffix(path, OpenIDMetadataPath) && plane.ValidSlug(slug)
+	endpoint, ok := strings.CutSuffix(path, OpenIDMetadataPath)
+	if !ok {
+		return false
+	}
+	slug, ok := strings.CutPrefix(endpoint, s.o.Agents)
+	return endpoint == s.o.Commands || ok && plane.ValidSlug(slug)
 }
 
 // Metadata is where the description of the endpoint that a request came to stands, for a

@@ -27,34 +27,38 @@ func (l *Ledger) Settle(ctx context.Context, c *plane.Call, end plane.Settlement
 		c.Origin = end.Origin()
 	}
 	c.DoneAt = l.clock.Now()
-	row := *c
+	row := c // nothing changes it any more
+	if inserted {
+		kept := *c
+		row = &kept
+	}
 	late := false
 	write := func(t plane.Tx) (err error) {
 		late = false
 		if !inserted {
-			if err := l.store.InsertCall(t, &row); err != nil {
+			if err := l.store.InsertCall(t, row); err != nil {
 				return err
 			}
-		} else if late, err = l.move(t, &row, from, verdict); err != nil {
+		} else if late, err = l.move(t, row, from, verdict); err != nil {
 			return err
 		}
 		if late && row.ResolvedBy == "" {
 			return nil
 		}
 		if late {
-			if err := l.onRecord(t, &row); err != nil || end.Late == nil {
+			if err := l.onRecord(t, row); err != nil || end.Late == nil {
 				return err
 			}
 			return end.Late(t)
 		}
-		if inserted && from == plane.CallDispatched && !plain(&row, verdict) {
+		if inserted && from == plane.CallDispatched && !plain(row, verdict) {
 			// Again has closed it already where a second attempt was not reached.
 			a := plane.Attempt{Call: row.ID, N: attempted, At: row.PlannedAt, Outcome: string(verdict), Detail: end.Detail}
 			if err := ignoreConflict(l.store.EndAttempt(t, a)); err != nil {
 				return err
 			}
 		}
-		if err := l.observed(t, &row); err != nil || end.Observe == nil {
+		if err := l.observed(t, row); err != nil || end.Observe == nil {
 			return err
 		}
 		return end.Observe(t)

@@ -52,13 +52,18 @@ type watch struct {
 	asking int // questions that are open
 }
 
-// newWatch derives a context that ends with parent until release is called;
-// from then on only the watch itself can end it, so that a stream may be
-// drained after its caller has gone.
-func newWatch(parent context.Context, first, idle, total time.Duration) *watch {
+// newWatch derives a context that ends with parent. With outlives it does so until
+// detach is called; from then on only the watch itself can end it, so that a stream may
+// be drained after its caller has gone.
+func newWatch(parent context.Context, first, idle, total time.Duration, outlives bool) *watch {
 	w := &watch{end: time.Now().Add(total), idle: idle}
-	w.ctx, w.cancel = context.WithCancelCause(context.WithoutCancel(parent))
-	w.detach = context.AfterFunc(parent, func() { w.cancel(context.Cause(parent)) })
+	if outlives {
+		w.ctx, w.cancel = context.WithCancelCause(context.WithoutCancel(parent))
+		w.detach = context.AfterFunc(parent, func() { w.cancel(context.Cause(parent)) })
+	} else {
+		w.ctx, w.cancel = context.WithCancelCause(parent)
+		w.detach = func() bool { return false }
+	}
 	w.timer = time.AfterFunc(min(first, total), w.expire)
 	return w
 }
@@ -162,7 +167,8 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 	if !ex.notification {
 		id = c.nextID.Add(1)
 	}
-	w := newWatch(ctx, ex.first, c.o.Bounds.Idle, c.o.Bounds.Total)
+	prompt := c.prompt.Load() // then the stream is drained before this returns
+	w := newWatch(ctx, ex.first, c.o.Bounds.Idle, c.o.Bounds.Total, !prompt)
 	handedOver := false
 	defer func() {
 		if !handedOver {
@@ -212,10 +218,10 @@ func (c *Client) do(ctx context.Context, ex exchange) (Message, error) {
 		return Message{}, e
 	}
 	handedOver = true
-	if c.prompt.Load() {
-		c.drain(w, resp.Body)
+	if prompt {
+		c.drain(w, resp.Body, promptEnd)
 	} else {
-		go c.drain(w, resp.Body)
+		go c.drain(w, resp.Body, min(c.o.Bounds.Idle, 2*time.Second))
 	}
 	if m.Err != nil {
 		e := &Error{Ending: plane.Ending{RPC: true, RPCCode: m.Err.Code, Detail: "The server answered with an error."}, RPC: m.Err,
@@ -278,13 +284,9 @@ const promptEnd = 20 * time.Millisecond
 // drain reads what follows the answer, so that the connection can be used
 // again, for a short while and a few bytes. Most servers end the stream at
 // once: theirs are drained without a goroutine.
-func (c *Client) drain(w *watch, body io.ReadCloser) {
+func (c *Client) drain(w *watch, body io.ReadCloser, patience time.Duration) {
 	began := time.Now()
 	w.detach()
-	patience := min(c.o.Bounds.Idle, 2*time.Second)
-	if c.prompt.Load() {
-		patience = promptEnd
-	}
 	w.timer.Reset(patience)
 	_, err := io.CopyN(io.Discard, body, 64<<10)
 	body.Close()

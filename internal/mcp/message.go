@@ -60,7 +60,9 @@ func ReadMessage(b []byte, r Reading) (Message, error) {
 	if t := bytes.TrimLeft(b, " \t\r\n"); len(t) > 0 && t[0] == '[' {
 		return m, fmt.Errorf("%w: batches are not part of the versions spoken here", ErrJSON)
 	}
-	s := scanner{b: b, reading: r, inner: func(key string) func(string, []byte) error {
+	s := scan(b, r)
+	defer s.done()
+	s.inner = func(key string) func(string, []byte) error {
 		if key != "result" {
 			return nil
 		}
@@ -74,7 +76,7 @@ func ReadMessage(b []byte, r Reading) (Message, error) {
 			}
 			return nil
 		}
-	}}
+	}
 	err := s.members(func(key string, value []byte) error {
 		switch key {
 		case "jsonrpc":

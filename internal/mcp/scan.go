@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -48,12 +49,28 @@ type scanner struct {
 	spelled bool
 }
 
+// Scanners are used again: a call takes six, and each has room for its keys.
+var scanners = sync.Pool{New: func() any { return new(scanner) }}
+
+func scan(b []byte, r Reading) *scanner {
+	s := scanners.Get().(*scanner)
+	s.b, s.reading = b, r
+	return s
+}
+
+// done gives the scanner back, with nothing in it of what it read.
+func (s *scanner) done() {
+	*s = scanner{}
+	scanners.Put(s)
+}
+
 // Check reads all of b as one JSON value.
 func Check(b []byte, r Reading) error {
 	if !utf8.Valid(b) {
 		return fmt.Errorf("%w: invalid UTF-8", ErrJSON)
 	}
-	s := scanner{b: b, reading: r}
+	s := scan(b, r)
+	defer s.done()
 	if err := s.value(); err != nil {
 		return err
 	}
@@ -63,7 +80,8 @@ func Check(b []byte, r Reading) error {
 // Members reads all of b as one JSON object and calls fn for each member of it
 // with the decoded key and the value's own bytes.
 func Members(b []byte, r Reading, fn func(key string, value []byte) error) error {
-	s := scanner{b: b, reading: r}
+	s := scan(b, r)
+	defer s.done()
 	return s.members(fn)
 }
 
@@ -87,7 +105,8 @@ func Elements(b []byte, r Reading, fn func(value []byte) error) error {
 	if !utf8.Valid(b) {
 		return fmt.Errorf("%w: invalid UTF-8", ErrJSON)
 	}
-	s := scanner{b: b, reading: r}
+	s := scan(b, r)
+	defer s.done()
 	s.space()
 	if s.i >= len(s.b) || s.b[s.i] != '[' {
 		return fmt.Errorf("%w: not an array", ErrJSON)

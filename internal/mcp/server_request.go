@@ -134,11 +134,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, m *Message, p *pa
 		// A client that goes away has not cancelled (2025-11-25, transports, "sending
 		// messages"); what it started ends, and is on record.
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(context.WithoutCancel(ctx))
-		defer cancel()
-		if s.Life != nil {
-			defer context.AfterFunc(s.Life, cancel)()
+		if ctx = context.WithoutCancel(ctx); s.Life != nil {
+			ctx = outliving{s.Life, ctx}
 		}
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
 		if session := r.Header.Get(headerSession); session != "" {
 			defer s.clients.fly(flight{session, string(m.ID)}, cancel)()
 			if s.Sessions {
@@ -157,6 +157,21 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, m *Message, p *pa
 		result = fit(result, m.Method, modern, in.Typed)
 	}
 	st.answer(m.ID, result, rpcErr, modern)
+}
+
+// outliving ends with a life, and has the values of a request.
+type outliving struct {
+	context.Context
+	request context.Context
+}
+
+// Value asks the life first: what cancels it is found there, so that deriving from this
+// costs no goroutine.
+func (o outliving) Value(key any) any {
+	if v := o.Context.Value(key); v != nil {
+		return v
+	}
+	return o.request.Value(key)
 }
 
 // maxName bounds the names of tools and prompts, and URIs.

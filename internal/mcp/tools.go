@@ -251,7 +251,8 @@ func (c *Client) wantLevel(ctx context.Context, level string) {
 
 // topMembers visits the members of an object that was checked already.
 func topMembers(b []byte, fn func(key string, value []byte)) error {
-	s := scanner{b: b, reading: Answer}
+	s := scan(b, Answer)
+	defer s.done()
 	return s.object(func(key string, value []byte) error { fn(key, value); return nil })
 }
 

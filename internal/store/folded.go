@@ -21,16 +21,16 @@ func (t *tx) flush() error {
 	if err := t.writeRows(); err != nil {
 		return err
 	}
-	for len(t.calls) > 0 {
-		n := min(len(t.calls), foldMost)
-		e := t.calls[0]
+	for said := t.calls; len(said) > 0; {
+		n := min(len(said), foldMost)
+		e := said[0]
 		if n > 1 {
-			e = plane.FoldAudit(t.calls[:n])
+			e = plane.FoldAudit(said[:n])
 		}
 		if err := t.addAudit(e); err != nil {
 			return err
 		}
-		t.calls = t.calls[n:]
+		said = said[n:]
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func (t *tx) keep(c *plane.Call) {
 // misses a row that was there first.
 func (t *tx) writeRows() error {
 	rows := t.rows
-	t.rows = nil
+	t.rows = rows[:0]
 	for len(rows) > 0 {
 		n := 1
 		if len(rows) >= rowsAtOnce {

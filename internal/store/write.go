@@ -190,6 +190,7 @@ type batcher struct {
 	stmts map[string]*sql.Stmt // of conn; used by the goroutine only
 	conn  *sql.Conn
 	rows  rowWriter // on conn
+	last  tx        // whose room the next uses again
 	crowd int       // how many wrote at once lately
 
 	mu      sync.Mutex
@@ -372,7 +373,12 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 	if err := b.plain(ctx, "BEGIN IMMEDIATE"); err != nil {
 		return errs, err
 	}
-	t := &tx{ctx: ctx, now: b.s.clock.Now(), s: b.s, conn: b.conn, keeps: !savepoints}
+	t := &tx{ctx: ctx, now: b.s.clock.Now(), s: b.s, conn: b.conn, keeps: !savepoints, calls: b.last.calls, rows: b.last.rows}
+	defer func() {
+		clear(t.calls[:cap(t.calls)])
+		clear(t.rows[:cap(t.rows)])
+		b.last = tx{calls: t.calls[:0], rows: t.rows[:0]}
+	}()
 	for i, j := range batch {
 		if savepoints {
 			if err := b.plain(ctx, "SAVEPOINT one"); err != nil {
