@@ -92,6 +92,7 @@ type Connections struct {
 
 	mu      sync.Mutex
 	cells   map[plane.ConnectionID]*cell
+	pinned  map[plane.ConnectionID]pinned
 	turns   map[plane.ConnectionID]chan struct{} // held by the one who refreshes
 	slots   map[string]chan struct{}             // refreshes at one authorization server
 	brought map[string]string                    // connections that declarations asked for here, by full name: their digests
@@ -111,7 +112,7 @@ func New(o Options) *Connections {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	c := &Connections{o: o, cells: map[plane.ConnectionID]*cell{}, turns: map[plane.ConnectionID]chan struct{}{}, slots: map[string]chan struct{}{}}
+	c := &Connections{o: o, cells: map[plane.ConnectionID]*cell{}, pinned: map[plane.ConnectionID]pinned{}, turns: map[plane.ConnectionID]chan struct{}{}, slots: map[string]chan struct{}{}}
 	c.stop, c.end = context.WithCancel(context.Background())
 	return c
 }

@@ -60,6 +60,33 @@ func TestLendAndInject(t *testing.T) {
 	}
 }
 
+// A token that config names is prepared once, and anew when it or how it is used changed.
+func TestAPinnedTokenIsPreparedOnce(t *testing.T) {
+	token := "the-token-1"
+	c := New(Options{Clock: plane.SystemClock{}, Lookup: func(string) (secret.Text, bool) { return secret.New(token), true }})
+	lend := func() *Lease {
+		l, err := c.Lend(t.Context(), grant(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	one := lend()
+	if two := lend(); one.set() != two.set() {
+		t.Error("the same token was prepared twice")
+	}
+	token = "the-token-2"
+	l := lend()
+	u, _ := url.Parse("https://mcp.example:443/mcp")
+	req := &http.Request{URL: u, Host: u.Host, Header: http.Header{}}
+	if err := l.Inject(req); err != nil || req.Header.Get("Authorization") != "Bearer the-token-2" || !l.Redactor().Found([]byte("the-token-2")) {
+		t.Errorf("the token of before: %v %v", err, req.Header)
+	}
+	if basic := c.pinnedSet(plane.Connection{ID: "c", Auth: "basic:ana"}, secret.New(token)); basic == l.set() {
+		t.Error("another way to sign in has the header of before")
+	}
+}
+
 func TestRedactorFindsEveryForm(t *testing.T) {
 	const value = `s3cr/et+"K8=\zzé`
 	r := NewRedactor(value)

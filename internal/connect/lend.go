@@ -52,7 +52,7 @@ func (c *Connections) Lend(ctx context.Context, g policy.Grant) (*Lease, error) 
 			return nil, plane.Errorf(plane.Unavailable, "%s: the variable %s, which holds its token, is not set.", conn.Slug, conn.TokenEnv).
 				Then("Set " + conn.TokenEnv + " and start Patchbay again.")
 		}
-		l.fixed = prepare(conn.Auth, Pasted(token), 0, c.o.Clock.Now(), nil)
+		l.fixed = c.pinnedSet(conn, token)
 		return l, nil
 	}
 	if ref, ok := strings.CutPrefix(conn.Declared.Secret, githubApp); ok && conn.Origin == plane.OfDeclaration {
@@ -64,6 +64,25 @@ func (c *Connections) Lend(ctx context.Context, g policy.Grant) (*Lease, error) 
 		return nil, err
 	}
 	return l, l.Fresh(ctx)
+}
+
+// pinned is a prepared token that config names.
+type pinned struct {
+	auth  plane.Auth
+	token secret.Text
+	set   *set
+}
+
+// pinnedSet prepares a token once for all the sessions that it is lent to.
+func (c *Connections) pinnedSet(conn plane.Connection, token secret.Text) *set {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p, ok := c.pinned[conn.ID]; ok && p.auth == conn.Auth && p.token.Equal(token) {
+		return p.set
+	}
+	p := pinned{conn.Auth, token, prepare(conn.Auth, Pasted(token), 0, c.o.Clock.Now(), nil)}
+	c.pinned[conn.ID] = p
+	return p.set
 }
 
 // Try lends a credential that is not stored, to find out whether it works.
@@ -112,6 +131,7 @@ func (c *Connections) Forget(id plane.ConnectionID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.cells, id)
+	delete(c.pinned, id)
 }
 
 // load reads and opens the stored credential.

@@ -22,6 +22,7 @@ func (t *tx) keep(c *plane.Call) {
 func (t *tx) writeRows() error {
 	rows := t.rows
 	t.rows = rows[:0]
+	defer clear(rows)
 	for len(rows) > 0 {
 		n := 1
 		if len(rows) >= rowsAtOnce {

@@ -375,8 +375,8 @@ func (b *batcher) transaction(batch []job, savepoints bool) (errs []error, err e
 	}
 	t := &tx{ctx: ctx, now: b.s.clock.Now(), s: b.s, conn: b.conn, keeps: !savepoints, calls: b.last.calls, rows: b.last.rows}
 	defer func() {
-		clear(t.calls[:cap(t.calls)])
-		clear(t.rows[:cap(t.rows)])
+		clear(t.calls)
+		clear(t.rows)
 		b.last = tx{calls: t.calls[:0], rows: t.rows[:0]}
 	}()
 	for i, j := range batch {
